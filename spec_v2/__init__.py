@@ -1,0 +1,56 @@
+"""Speculative decoding V2, to be read from top to bottom.
+
+Reading order: `types` (the nouns), `speculative/base_spec_worker` (the round), `speculative/draft_tree`,
+`verify`, `draft_extend` (its steps), `scheduler/scheduler` (the two schedules), `scheduler/future_map`,
+`scheduler/streams` (how they touch memory), `model_executor/attention` (how a model runs on our slots),
+`engine` (the front door).
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spec_v2.completion import Completion, SpecMetrics
+    from spec_v2.engine import Engine
+    from spec_v2.observability.trace import Trace
+    from spec_v2.sampling_params import SamplingParams
+    from spec_v2.server_args import ServerArgs
+    from spec_v2.spec_info import SpeculativeAlgorithm
+    from spec_v2.types import DraftTree, Verdict
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "Completion": "completion",
+    "DraftTree": "types",
+    "Engine": "engine",
+    "SamplingParams": "sampling_params",
+    "ServerArgs": "server_args",
+    "SpecMetrics": "completion",
+    "SpeculativeAlgorithm": "spec_info",
+    "Trace": "observability.trace",
+    "Verdict": "types",
+}
+
+__all__ = [
+    "Completion",
+    "DraftTree",
+    "Engine",
+    "SamplingParams",
+    "ServerArgs",
+    "SpecMetrics",
+    "SpeculativeAlgorithm",
+    "Trace",
+    "Verdict",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded on first use, so that `import spec_v2` is quick and pulls in no torch.
+    if name in _WHERE:
+        return getattr(importlib.import_module(f"spec_v2.{_WHERE[name]}"), name)
+    raise AttributeError(f"module 'spec_v2' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_WHERE])

@@ -1,0 +1,119 @@
+"""What a request comes back as; it draws itself in a notebook."""
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spec_v2.scheduler.schedule_batch import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecMetrics:
+    """How speculation went for one request. All of it counts what the target verified, before any stop cut it.
+
+    `verify_ct`: decode steps. `accept_lens`: tokens each step emitted, bonus included. `draft_depths`: the
+    longest path each step's tree offered, in drafts.
+    """
+
+    accept_lens: tuple[int, ...]
+    draft_depths: tuple[int, ...]
+
+    @property
+    def verify_ct(self) -> int:
+        return len(self.accept_lens)
+
+    @property
+    def num_correct_drafts(self) -> int:
+        """Accepted drafts in all, bonus tokens excluded."""
+        return sum(self.accept_lens) - self.verify_ct
+
+    @property
+    def accept_length(self) -> float:
+        """Mean tokens per decode step, bonus included: 1 + accepted drafts / steps. 0 without a step."""
+        return sum(self.accept_lens) / self.verify_ct if self.accept_lens else 0.0
+
+    @property
+    def accept_rate(self) -> float:
+        """Accepted drafts / drafts offered on the longest paths, 0 to 1. 0 where nothing was drafted."""
+        offered = sum(self.draft_depths)
+        return self.num_correct_drafts / offered if offered else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A finished request.
+
+    `output_ids` ends with the stop token where `finish_reason` is "stop"; "length" means that
+    `max_new_tokens` or the context was reached. `text` is empty for an engine without a tokenizer.
+    `pieces`: the text of each output token by itself.
+    """
+
+    text: str
+    output_ids: tuple[int, ...]
+    finish_reason: str
+    prompt_tokens: int
+    spec: SpecMetrics
+    pieces: tuple[str, ...] = ()
+
+    @property
+    def completion_tokens(self) -> int:
+        return len(self.output_ids)
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= 60 else self.text[:57] + "..."
+        return (
+            f"Completion({text!r}, {self.completion_tokens} tokens, finish_reason={self.finish_reason!r}, "
+            f"accept_length={self.spec.accept_length:.2f})"
+        )
+
+    def _repr_html_(self) -> str:
+        numbers = (
+            ("prompt tokens", self.prompt_tokens),
+            ("completion tokens", self.completion_tokens),
+            ("finish reason", self.finish_reason),
+            ("decode steps", self.spec.verify_ct),
+            ("accept length", f"{self.spec.accept_length:.2f}"),
+            ("accept rate", f"{self.spec.accept_rate:.2f}"),
+        )
+        rows = "".join(f"<tr><th>{name}</th><td>{html.escape(str(value))}</td></tr>" for name, value in numbers)
+        return (
+            f"<p>{self._marked_text()}</p><table><caption>accepted drafts are <b>bold</b>, tokens of the target's "
+            f"own are plain, &#183; ends a step</caption>{rows}</table>"
+        )
+
+    def _marked_text(self) -> str:
+        if not self.pieces:
+            return html.escape(str(list(self.output_ids)))
+        parts, start = [html.escape(self.pieces[0])], 1  # the prefill's token
+        for accept_len in self.spec.accept_lens:
+            step = self.pieces[start : start + accept_len]
+            start += accept_len
+            drafts, bonus = step[: accept_len - 1], step[accept_len - 1 :]
+            if drafts:
+                parts.append(f"<b>{html.escape(''.join(drafts))}</b>")
+            parts.append(html.escape("".join(bonus)))
+            if drafts:
+                parts.append("&#183;")
+        return "".join(parts).replace("\n", "&#8629;<br>")
+
+
+def completion_of(req: Request, tokenizer: object | None) -> Completion:
+    """The completion of a finished request. Special tokens are left out of `text`."""
+    text, pieces = "", ()
+    if tokenizer is not None:
+        text = tokenizer.decode(req.output_ids, skip_special_tokens=True)  # type: ignore[attr-defined]
+        pieces = tuple(tokenizer.decode([t]) for t in req.output_ids)  # type: ignore[attr-defined]
+    return Completion(
+        text=text,
+        output_ids=tuple(req.output_ids),
+        finish_reason=req.finish_reason or "abort",
+        prompt_tokens=len(req.prompt_ids),
+        spec=SpecMetrics(accept_lens=tuple(req.accept_lens), draft_depths=tuple(req.draft_depths)),
+        pieces=pieces,
+    )
+
+
+def mean_accept_length(completions: Sequence[Completion]) -> float:
+    """Mean tokens per decode step over all completions, bonus included. 0 without a step."""
+    steps = sum(c.spec.verify_ct for c in completions)
+    return sum(sum(c.spec.accept_lens) for c in completions) / steps if steps else 0.0

@@ -1,0 +1,1 @@
+"""One folder per operation: contract and dispatch, reference in plain torch, kernel."""

@@ -1,0 +1,34 @@
+"""A stable sort does two things: ties go to the lowest candidate, and a parent is never left out."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from spec_v2.types import DraftTree
+
+
+def build_tree_reference(
+    *,
+    root_tokens: Int[Tensor, " b"],
+    tokens: Int[Tensor, "b c"],
+    scores: Float[Tensor, "b c"],
+    parents: Int[Tensor, "b c"],
+    num_nodes: int,
+) -> DraftTree:
+    """Keep the `num_nodes - 1` best of `c` candidates, in candidate order, under the root.
+
+    `parents` are candidate numbers, -1 for children of the root; a parent comes before its children and
+    scores no less, so the chosen set contains the parent of each of its members.
+    """
+    order = scores.sort(dim=1, descending=True, stable=True).indices
+    chosen = order[:, : num_nodes - 1].sort(dim=1).values
+    parent_candidates = parents.gather(1, chosen)
+    # `chosen` is ascending, so a parent's node number is its rank among the chosen, after the root
+    parent_nodes = torch.searchsorted(chosen, parent_candidates.contiguous()) + 1
+    parent_nodes = torch.where(parent_candidates < 0, 0, parent_nodes)
+    root = root_tokens[:, None]
+    return DraftTree(
+        tokens=torch.cat([root, tokens.gather(1, chosen)], 1),
+        parents=torch.cat([torch.full_like(root, -1), parent_nodes], 1),
+        scores=torch.cat([torch.ones_like(scores[:, :1]), scores.gather(1, chosen)], 1),
+    )

@@ -1,0 +1,1 @@
+"""Who owns which KV slot: pages, rows and the tensors behind them."""

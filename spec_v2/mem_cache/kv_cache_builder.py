@@ -1,0 +1,73 @@
+"""Builds everything that holds KV: target pool, draft pool, row table, page and row allocators.
+
+There is no `enable_overlap` parameter: what is built does not depend on the schedule.
+"""
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from spec_v2.mem_cache.allocator import PageAllocator, RowAllocator
+from spec_v2.mem_cache.kv_pool import KvPool, LayerGeometry, RowTable, bytes_per_slot
+
+CPU_KV_BUDGET_BYTES = 2 << 30
+CUDA_FREE_FRACTION = 0.6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvCache:
+    """One slot space, two pools. `draft_pool` has no layers where the algorithm has no draft KV."""
+
+    target_pool: KvPool
+    draft_pool: KvPool
+    row_table: RowTable
+    pages: PageAllocator
+    rows: RowAllocator
+
+
+def build_kv_cache(
+    *,
+    target_geometry: tuple[LayerGeometry, ...],
+    draft_geometry: tuple[LayerGeometry, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    page_size: int,
+    max_running_requests: int,
+    context_length: int,
+    slots_per_step: int,
+    max_total_tokens: int | None = None,
+) -> KvCache:
+    """Size and allocate the cache.
+
+    `slots_per_step`: row positions one decode step may write. A row is wide enough for a full context and
+    two steps' reserve. `max_total_tokens` is the pool's size in tokens; None takes what the budget allows
+    (2 GiB on a CPU, 60% of free memory on CUDA), at most what all rows can hold. Raises ValueError where the
+    pool would not hold a single page.
+    """
+    row_width = context_length + 2 * slots_per_step + page_size
+    if max_total_tokens is None:
+        slot_bytes = bytes_per_slot(target_geometry, dtype) + bytes_per_slot(draft_geometry, dtype)
+        max_total_tokens = min(max_running_requests * row_width, _budget_bytes(device) // max(slot_bytes, 1))
+    num_pages = max_total_tokens // page_size
+    if num_pages < 1:
+        raise ValueError(
+            f"max_total_tokens={max_total_tokens} holds no page of page_size={page_size} tokens; "
+            "raise --max-total-tokens or lower --page-size"
+        )
+    num_slots = (num_pages + 1) * page_size  # page 0 is padding
+    return KvCache(
+        target_pool=KvPool(target_geometry, num_slots, dtype, device),
+        draft_pool=KvPool(draft_geometry, num_slots, dtype, device),
+        row_table=RowTable(max_running_requests + 1, row_width, device),
+        pages=PageAllocator(num_pages + 1, page_size),
+        rows=RowAllocator(max_running_requests + 1),
+    )
+
+
+def _budget_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * CUDA_FREE_FRACTION)
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(CPU_KV_BUDGET_BYTES, physical // 4)

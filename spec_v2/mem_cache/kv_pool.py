@@ -1,0 +1,98 @@
+"""The tensors behind the slots: KV of every layer, and the table that says which slots a request has.
+
+Target and draft pools share slot numbers: slot `s` means the same request and place in both.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGeometry:
+    """What one attention layer keeps per token: KV heads and the widths of a key and a value."""
+
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+
+
+class KvPool:
+    """Keys and values of each layer, `[num_slots, num_kv_heads, dim]`. Slot 0 is padding and stays finite."""
+
+    def __init__(
+        self, geometry: tuple[LayerGeometry, ...], num_slots: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.geometry = geometry
+        self.num_slots = num_slots
+        self.keys = [
+            torch.zeros(num_slots, g.num_kv_heads, g.key_dim, dtype=dtype, device=device) for g in geometry
+        ]
+        self.values = [
+            torch.zeros(num_slots, g.num_kv_heads, g.value_dim, dtype=dtype, device=device) for g in geometry
+        ]
+
+    def write(
+        self,
+        layer: int,
+        slots: Int[Tensor, " t"],
+        key: Float[Tensor, "t heads key_dim"],
+        value: Float[Tensor, "t heads value_dim"],
+    ) -> None:
+        """Store the KV of `t` tokens of one layer."""
+        self.keys[layer].index_copy_(0, slots, key)
+        self.values[layer].index_copy_(0, slots, value)
+
+    def move(self, source: Int[Tensor, " t"], target: Int[Tensor, " t"]) -> None:
+        """Copy slots to slots in all layers. Ranges may overlap: everything is gathered, then scattered."""
+        for buffer in (*self.keys, *self.values):
+            buffer.index_copy_(0, target, buffer.index_select(0, source))
+
+    def fill_unused(self, value: float, page_size: int) -> None:
+        """Fill everything but page 0: with NaN, whatever is read without having been written shows."""
+        for buffer in (*self.keys, *self.values):
+            buffer[page_size:].fill_(value)
+
+
+def bytes_per_slot(geometry: tuple[LayerGeometry, ...], dtype: torch.dtype) -> int:
+    """KV bytes of one token over all layers."""
+    return sum(g.num_kv_heads * (g.key_dim + g.value_dim) for g in geometry) * dtype.itemsize
+
+
+class RowTable:
+    """`slots[row, p]`: the slot of position `p` of the request that owns `row`. Row 0 is padding: all zeros.
+
+    Written only on the forward stream (`on_stream` says whether the caller is there), so that a write is
+    ordered behind every step that still reads the row.
+    """
+
+    def __init__(
+        self, num_rows: int, width: int, device: torch.device, on_stream: Callable[[], bool] | None = None
+    ) -> None:
+        self.slots = torch.zeros(num_rows, width, dtype=torch.int32, device=device)
+        self.on_stream = on_stream
+
+    @property
+    def width(self) -> int:
+        return self.slots.shape[1]
+
+    def write(
+        self, rows: Int[Tensor, " t"], positions: Int[Tensor, " t"], slots: Int[Tensor, " t"]
+    ) -> None:
+        """Set `slots[rows, positions]`; host tensors are taken too. Raises RuntimeError off the stream."""
+        if self.on_stream is not None and not self.on_stream():
+            raise RuntimeError("row table written off the forward stream: launch the write instead")
+        device = self.slots.device
+        index = (rows.to(device, non_blocking=True), positions.to(device, non_blocking=True))
+        self.slots.index_put_(index, slots.to(device, self.slots.dtype, non_blocking=True))
+
+    def at(self, rows: Int[Tensor, " b"], positions: Int[Tensor, "b q"]) -> Int[Tensor, "b q"]:
+        """Slots of the given positions. Positions beyond the row's width give its last entry."""
+        return self.slots[rows[:, None], positions.clamp(max=self.width - 1)].long()
+
+    def prefix(self, rows: Int[Tensor, " b"], length: int) -> Int[Tensor, "b m"]:
+        """Slots of positions 0..length-1 (`length` is a host bound; what lies beyond a prefix is masked)."""
+        return self.slots[rows, : min(length, self.width)].long()

@@ -1,0 +1,1 @@
+"""Runs a transformers causal LM on our slots."""

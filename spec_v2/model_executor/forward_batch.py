@@ -1,0 +1,104 @@
+"""What the attention function has to know about one forward, built on the forward stream.
+
+A forward is a list of attention groups: requests that have the same number of query tokens. Decode, draft,
+verify and draft-extend are one group; a prefill has one group per request. In each group a query sees the
+prefix of its request and those tokens of this forward's window that `visible` names: its ancestors in a tree,
+its predecessors in a chain.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from spec_v2.mem_cache.kv_pool import KvPool, RowTable
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionGroup:
+    """`key_slots` are 0 (padding, finite) where `mask` hides a key of the prefix, so NaN cannot leak in."""
+
+    start: int  # of its tokens in the forward
+    key_slots: Int[Tensor, "b m"]
+    key_positions: Int[Tensor, "b m"]
+    query_positions: Int[Tensor, "b q"]
+    mask: Bool[Tensor, "b q m"]
+    # masks of layers with a sliding window, made by the first of them
+    window_masks: dict[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def end(self) -> int:
+        return self.start + self.query_positions.numel()
+
+    def mask_for(self, sliding_window: int | None) -> Bool[Tensor, "b q m"]:
+        """`mask`, narrowed to keys less than `sliding_window` tokens behind the query."""
+        if sliding_window is None:
+            return self.mask
+        if sliding_window not in self.window_masks:
+            distance = self.query_positions[:, :, None] - self.key_positions[:, None, :]
+            self.window_masks[sliding_window] = self.mask & (distance < sliding_window)
+        return self.window_masks[sliding_window]
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """One forward: where its KV goes (`out_slots`) and what its queries see (`groups`)."""
+
+    kv_pool: KvPool
+    out_slots: Int[Tensor, " t"]
+    groups: tuple[AttentionGroup, ...]
+
+
+def window_forward_batch(
+    *,
+    kv_pool: KvPool,
+    row_table: RowTable,
+    rows: Int[Tensor, " b"],
+    prefix_lens: Int[Tensor, " b"],
+    max_prefix_len: int,
+    window_slots: Int[Tensor, "b win"],
+    window_positions: Int[Tensor, "b win"],
+    visible: Bool[Tensor, "b q win"],
+) -> ForwardBatch:
+    """Each request runs the last `q` tokens of its window; all of the window's KV is readable.
+
+    `max_prefix_len` is a host bound on `prefix_lens` (device): shapes never wait for the device.
+    """
+    num_queries = visible.shape[1]
+    prefix_slots = row_table.prefix(rows, max_prefix_len)
+    offsets = torch.arange(prefix_slots.shape[1], device=rows.device)
+    in_prefix = offsets < prefix_lens[:, None]
+    query_positions = window_positions[:, -num_queries:]
+    group = AttentionGroup(
+        start=0,
+        key_slots=torch.cat([torch.where(in_prefix, prefix_slots, 0), window_slots], 1),
+        key_positions=torch.cat([offsets.expand_as(prefix_slots), window_positions], 1),
+        query_positions=query_positions,
+        mask=torch.cat([in_prefix[:, None, :].expand(-1, num_queries, -1), visible], 2),
+    )
+    return ForwardBatch(kv_pool, window_slots[:, -num_queries:].flatten(), (group,))
+
+
+def extend_forward_batch(
+    *,
+    kv_pool: KvPool,
+    row_table: RowTable,
+    rows: Int[Tensor, " b"],
+    extend_lens: tuple[int, ...],
+    positions: Int[Tensor, " t"],
+) -> ForwardBatch:
+    """Prefill: `extend_lens[i]` tokens of request `i`, one request after the other, each causal."""
+    groups, out_slots, start = [], [], 0
+    for i, length in enumerate(extend_lens):
+        slots = row_table.prefix(rows[i : i + 1], length)
+        own = positions[None, start : start + length]
+        causal = torch.ones(1, length, length, dtype=torch.bool, device=slots.device).tril()
+        groups.append(
+            AttentionGroup(
+                start=start, key_slots=slots, key_positions=own, query_positions=own, mask=causal
+            )
+        )
+        out_slots.append(slots[0])
+        start += length
+    return ForwardBatch(kv_pool, torch.cat(out_slots), tuple(groups))

@@ -1,0 +1,123 @@
+"""Runs a transformers causal LM, or a draft head with the same interface, on paged KV."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from spec_v2.mem_cache.kv_pool import LayerGeometry
+from spec_v2.model_executor.attention import NAME, GeometryProbe, register
+from spec_v2.model_executor.forward_batch import ForwardBatch
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutput:
+    """`logits` of the tokens asked for, in the model's dtype; `hidden_states` of all tokens, after the last norm."""
+
+    logits: Float[Tensor, "r v"]
+    hidden_states: Float[Tensor, "t h"]
+
+
+class ModelRunner:
+    """A model, what it needs per token (`geometry`), and one way to call it.
+
+    Raises ValueError at construction where the model's attention wants something that we don't honour, does
+    not go through transformers' attention interface, or scales its positions by the running length.
+    """
+
+    def __init__(self, model: nn.Module, context_length: int, field: str = "model_path") -> None:
+        register()
+        self.model: Any = model
+        self.context_length = context_length
+        self._own_attention = _switch_attention(self.model)
+        self._last_hidden: Tensor | None = None
+        self._hook = self.model.get_decoder().register_forward_hook(self._keep_hidden)
+        try:
+            self.geometry = _probe_geometry(self.model, field)
+        except ValueError:
+            self.detach()
+            raise
+        self.vocab_size = int(self.model.config.vocab_size)
+        self.hidden_size = int(self.model.config.hidden_size)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.model.parameters()).dtype  # type: ignore[no-any-return]
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, " t"],
+        positions: Int[Tensor, " t"],
+        forward_batch: ForwardBatch,
+        logits_at: Int[Tensor, " r"] | None = None,
+        target_hidden: Float[Tensor, "t h"] | None = None,
+    ) -> ModelOutput:
+        """One forward over `t` tokens. `logits_at` picks the tokens whose logits are wanted (None: all).
+
+        `positions` beyond the context are clamped: only drafts that cannot be emitted any more have them.
+        """
+        extra: dict[str, Any] = {}
+        if logits_at is not None:
+            extra["logits_to_keep"] = logits_at
+        if target_hidden is not None:
+            extra["target_hidden"] = target_hidden[None]
+        output = self.model(
+            input_ids=input_ids[None],
+            position_ids=positions.clamp(max=self.context_length - 1)[None],
+            use_cache=False,
+            forward_batch=forward_batch,
+            **extra,
+        )
+        hidden, self._last_hidden = self._last_hidden, None
+        assert hidden is not None
+        return ModelOutput(output.logits[0], hidden[0])
+
+    def detach(self) -> None:
+        """Give the model its own attention back."""
+        self._hook.remove()
+        for config, name in self._own_attention:
+            config._attn_implementation = name
+
+    def _keep_hidden(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._last_hidden = output.last_hidden_state
+
+
+def _switch_attention(model: Any) -> list[tuple[Any, str]]:
+    """Set our attention in every config of the model. Returns what each had."""
+    configs = {id(c): c for c in (getattr(module, "config", None) for module in model.modules()) if c is not None}
+    before = [(c, c._attn_implementation) for c in configs.values() if hasattr(c, "_attn_implementation")]
+    for config, _ in before:
+        config._attn_implementation = NAME
+    return before
+
+
+def _probe_geometry(model: Any, field: str) -> tuple[LayerGeometry, ...]:
+    """Run two tokens through the model and see what each layer's attention is given."""
+    name, config = type(model).__name__, model.config
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    kinds = {r.get("rope_type") for r in ([rope] + list(rope.values())) if isinstance(r, dict)}
+    if refused := kinds & {"dynamic", "longrope"}:
+        raise ValueError(
+            f"{field}={name}: rope_type={refused.pop()!r} changes with the running length, so cached keys "
+            "would go stale; use a model with a fixed rope_type (default, linear, llama3, yarn)"
+        )
+    probe = GeometryProbe()
+    device = next(model.parameters()).device
+    ids = torch.zeros(1, 2, dtype=torch.long, device=device)
+    positions = torch.arange(2, device=device)[None]
+    with torch.no_grad():
+        model(input_ids=ids, position_ids=positions, use_cache=False, forward_batch=probe)
+    if probe.unknown:
+        raise ValueError(
+            f"{field}={name}: its attention also wants {sorted(probe.unknown)}, which spec_v2 does not honour; "
+            "use a model whose attention is plain softmax over keys (sliding windows, softcap, sinks are fine)"
+        )
+    num_layers = int(config.num_hidden_layers)
+    if sorted(probe.layers) != list(range(num_layers)):
+        raise ValueError(
+            f"{field}={name}: {len(probe.layers)} of {num_layers} layers call transformers' attention "
+            "interface; recurrent and custom layers are not supported, use an attention-only causal LM"
+        )
+    return tuple(probe.layers[i] for i in range(num_layers))

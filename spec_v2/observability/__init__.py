@@ -1,0 +1,1 @@
+"""What happened when: spans of the host, forward and copy lanes."""

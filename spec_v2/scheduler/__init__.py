@@ -1,0 +1,1 @@
+"""Decides what runs next, launches it, and commits what came back."""

@@ -1,0 +1,109 @@
+"""Device rows that carry a request from one step to the next.
+
+A request's row is its seat: a step scatters what the next one needs into it, the next step gathers it. So a
+batch is a list of row numbers, filter and merge are indexing, and the host never looks at a value.
+Row 0 is padding. Everything here runs on the forward stream, launched by the scheduler.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from spec_v2.scheduler.schedule_batch import ScheduleBatch
+from spec_v2.scheduler.streams import Event, Stream
+from spec_v2.types import NextDraft, StepInputs, Verdict
+
+POISON = -1
+
+
+class FutureMap:
+    """The rows. `new_seq_lens` is written by `publish`, between verify and draft-extend; the rest by `stash`.
+
+    `history` holds the known tokens of each request by position (width 0 where no worker reads it). With
+    `debug`, a row is poisoned once it was read, so a step that reads what nobody wrote is noticed.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_rows: int,
+        topk: int,
+        hidden_size: int,
+        history_width: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        debug: bool = False,
+    ) -> None:
+        def ints(*shape: int) -> Tensor:
+            return torch.full((num_rows, *shape), POISON, dtype=torch.long, device=device)
+
+        self.new_seq_lens: Int[Tensor, " rows"] = ints()
+        self.bonus_tokens: Int[Tensor, " rows"] = ints()
+        self.topk_index: Int[Tensor, "rows k"] = ints(topk)
+        self.history: Int[Tensor, "rows width"] = ints(history_width)
+        self.topk_p: Float[Tensor, "rows k"] = torch.full((num_rows, topk), torch.nan, device=device)
+        self.hidden_states: Float[Tensor, "rows h"] = torch.full(
+            (num_rows, hidden_size), torch.nan, dtype=dtype, device=device
+        )
+        self.publish_ready: Event | None = None
+        self.debug = debug
+
+    def publish(self, rows: Int[Tensor, " b"], verdict: Verdict) -> Int[Tensor, " b"]:
+        """Make the new lengths known. Returns them, `[b]`, in tokens."""
+        self.new_seq_lens[rows.to(verdict.new_seq_lens.device)] = verdict.new_seq_lens
+        return verdict.new_seq_lens
+
+    def stash(self, rows: Int[Tensor, " b"], verdict: Verdict, next_draft: NextDraft) -> None:
+        """Keep what the next step starts from: the bonus token and the first level of its tree."""
+        rows = rows.to(verdict.accept_lens.device)
+        self.bonus_tokens[rows] = verdict.predict.gather(1, verdict.accept_lens[:, None] - 1)[:, 0]
+        self.topk_p[rows] = next_draft.topk_p
+        self.topk_index[rows] = next_draft.topk_index
+        self.hidden_states[rows] = next_draft.hidden_states
+        if self.history.shape[1]:
+            first = verdict.new_seq_lens - verdict.accept_lens + 1
+            self.append_history(rows, first, verdict.predict)
+
+    def append_history(
+        self, rows: Int[Tensor, " b"], first: Int[Tensor, " b"], tokens: Int[Tensor, "b w"]
+    ) -> None:
+        """Write tokens at positions `first ..`; -1 past the end of what was accepted is overwritten later."""
+        positions = first[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
+        self.history[rows[:, None], positions.clamp(max=self.history.shape[1] - 1)] = tokens
+
+    def resolve(self, rows: Int[Tensor, " b"], seq_lens: Int[Tensor, " b"] | None) -> StepInputs:
+        """Gather a step's inputs. `seq_lens`: what the synchronous schedule re-applied, or None: from the rows."""
+        rows = rows.to(self.new_seq_lens.device, non_blocking=True)
+        published = self.new_seq_lens[rows]
+        inputs = StepInputs(
+            rows=rows,
+            seq_lens=published if seq_lens is None else seq_lens,
+            bonus_tokens=self.bonus_tokens[rows],
+            next_draft=NextDraft(
+                topk_p=self.topk_p[rows],
+                topk_index=self.topk_index[rows],
+                hidden_states=self.hidden_states[rows],
+            ),
+        )
+        if self.debug:
+            self._check_and_poison(inputs, published)
+        return inputs
+
+    def _check_and_poison(self, inputs: StepInputs, published: Tensor) -> None:
+        assert bool((published >= 0).all()), f"rows {inputs.rows.tolist()}: a length was not published"
+        assert torch.equal(published, inputs.seq_lens), "re-applied lengths differ from the published ones"
+        assert bool((inputs.bonus_tokens >= 0).all()), f"rows {inputs.rows.tolist()}: not stashed"
+        self.new_seq_lens[inputs.rows] = POISON
+        self.bonus_tokens[inputs.rows] = POISON
+        self.topk_index[inputs.rows] = POISON
+        self.topk_p[inputs.rows] = torch.nan
+        self.hidden_states[inputs.rows] = torch.nan
+
+
+def resolve_forward_inputs(batch: ScheduleBatch, future_map: FutureMap, stream: Stream) -> None:
+    """Turn the batch's rows into this step's inputs (a launch). Consumes one-shot staging, so it comes before
+    isolation: what it takes must stay taken."""
+    if batch.forward_mode.is_extend():
+        batch.spec_info, batch.prompt_staging = batch.prompt_staging, None
+        return
+    batch.spec_info = stream.launch(future_map.resolve, batch.rows, batch.seq_lens, label="resolve")

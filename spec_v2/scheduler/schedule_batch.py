@@ -1,0 +1,152 @@
+"""What the scheduler knows on the host: requests, and the batch that a step runs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from spec_v2.kernels.sample_nodes import SamplingInputs
+from spec_v2.sampling_params import SamplingParams
+from spec_v2.scheduler.streams import Pending
+from spec_v2.types import ForwardMode
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Request:
+    """One prompt on its way to a completion. Host state only; lengths in tokens.
+
+    `kv_committed_len` lags the device by the steps in flight. A row owns positions `0..kv_allocated_len-1`.
+    """
+
+    request_id: int
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    max_new_tokens: int  # what the request asked for, cut to what the context holds
+    stop_token_ids: frozenset[int]
+
+    output_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    row: int = 0
+    pages: list[int] = field(default_factory=list)
+    kv_committed_len: int = 0
+    kv_allocated_len: int = 0
+    num_in_flight: int = 0
+    accept_lens: list[int] = field(default_factory=list)
+    draft_depths: list[int] = field(default_factory=list)
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def is_finishing(self) -> bool:
+        """True where the steps in flight reach `max_new_tokens` for certain: each emits at least one token."""
+        return len(self.output_ids) + self.num_in_flight >= self.max_new_tokens
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Append a step's tokens up to the earliest cut: a stop token, else the length."""
+        for token in tokens:
+            self.output_ids.append(token)
+            if token in self.stop_token_ids:
+                self.finish_reason = "stop"
+            elif len(self.output_ids) >= self.max_new_tokens:
+                self.finish_reason = "length"
+            if self.finished:
+                return
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingBatchInfo:
+    """How each request of a batch samples."""
+
+    inputs: SamplingInputs
+
+    @classmethod
+    def from_requests(cls, reqs: Sequence[Request], pin: bool) -> "SamplingBatchInfo":
+        params = [r.params for r in reqs]
+        no_limit = torch.iinfo(torch.int64).max
+
+        def host(values: Sequence[float | int], dtype: torch.dtype) -> Tensor:
+            return host_tensor(values, dtype, pin)
+
+        return cls(
+            SamplingInputs(
+                temperatures=host([p.temperature for p in params], torch.float32),
+                top_ks=host([p.top_k if p.top_k > 0 else no_limit for p in params], torch.long),
+                top_ps=host([p.top_p for p in params], torch.float32),
+                seeds=host([r.seed for r in reqs], torch.long),
+                all_greedy=all(p.is_greedy for p in params),
+                any_filter=any(not p.is_greedy and (p.top_k > 0 or p.top_p < 1) for p in params),
+            )
+        )
+
+    def copy_for_forward(self) -> "SamplingBatchInfo":
+        """A copy that only the forward sees."""
+        return SamplingBatchInfo(self.inputs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptStaging:
+    """Prompt tokens on their way to the device, one request after the other. Consumed once."""
+
+    rows: Int[Tensor, " b"]
+    input_ids: Int[Tensor, " t"]
+    extend_lens: tuple[int, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class ScheduleBatch:
+    """The requests of a step. Workers rebind its fields during a step; isolation puts all of them back.
+
+    `rows`: row numbers, in host memory. `seq_lens`: KV-ready lengths before the step; None means that they
+    are to be gathered from the rows. `max_seq_len`: a host bound on them. `spec_info`: between steps the row
+    numbers; within a step whatever the worker last made.
+    """
+
+    reqs: list[Request]
+    forward_mode: ForwardMode
+    rows: Int[Tensor, " b"]
+    seq_lens: Tensor | Pending[Tensor] | None
+    max_seq_len: int
+    sampling_info: SamplingBatchInfo
+    prompt_staging: PromptStaging | None = None
+    input_ids: Any = None
+    spec_info: Any = None
+
+    def __len__(self) -> int:
+        return len(self.reqs)
+
+    def select(self, keep: Sequence[int], pin: bool) -> None:
+        """Keep the requests at these places. Nothing on the device is touched."""
+        self._set_requests([self.reqs[i] for i in keep], pin)
+
+    def merge(self, other: "ScheduleBatch", pin: bool) -> None:
+        """Append the requests of `other`."""
+        self._set_requests(self.reqs + other.reqs, pin)
+
+    def copy(self) -> "ScheduleBatch":
+        """What result processing needs of a batch that goes on changing."""
+        return ScheduleBatch(
+            reqs=list(self.reqs),
+            forward_mode=self.forward_mode,
+            rows=self.rows,
+            seq_lens=self.seq_lens,
+            max_seq_len=self.max_seq_len,
+            sampling_info=self.sampling_info,
+        )
+
+    def _set_requests(self, reqs: list[Request], pin: bool) -> None:
+        self.reqs = reqs
+        self.rows = host_tensor([r.row for r in reqs], torch.long, pin)
+        self.spec_info = self.rows
+        self.seq_lens = None
+        self.sampling_info = SamplingBatchInfo.from_requests(reqs, pin)
+
+
+def host_tensor(values: Sequence[float | int], dtype: torch.dtype, pin: bool) -> Tensor:
+    """A new host tensor; pinned, its upload does not block. Never written again: a launch may read it later."""
+    tensor = torch.tensor(values, dtype=dtype)
+    return tensor.pin_memory() if pin else tensor

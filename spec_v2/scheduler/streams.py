@@ -1,0 +1,226 @@
+"""One Stream and Event interface for every device: CUDA streams, and on a CPU a thread with a FIFO.
+
+The rule that everything else rests on: the scheduler thread decides, the forward stream touches memory.
+Work reaches a stream only through `stream.launch(fn, *args)`, runs in launch order, and gives a `Pending`.
+A `Pending` argument is replaced by its value when the launch that takes it runs. An exception in a launch
+poisons its step: later launches of that step are skipped, and the host meets the exception when it waits for
+the step's event.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+
+from spec_v2.observability.trace import Trace
+
+T = TypeVar("T")
+
+
+class Step:
+    """One scheduler step, as the streams know it. `error`: the first exception of any of its launches."""
+
+    __slots__ = ("error", "index")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.error: BaseException | None = None
+
+
+class Pending(Generic[T]):
+    """A value that a launch will have made. The host may `get` it only after an event that follows it."""
+
+    __slots__ = ("_done", "_value", "step")
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self._done = False
+        self._value: T | None = None
+
+    def get(self) -> T:
+        """The value. Raises the step's error, or RuntimeError where the launch has not run yet."""
+        if self.step.error is not None:
+            raise self.step.error
+        if not self._done:
+            raise RuntimeError("a Pending was read before its event: wait for the event first")
+        return self._value  # type: ignore[return-value]
+
+    def set(self, value: T) -> None:
+        self._value, self._done = value, True
+
+
+class Event(Protocol):
+    """A mark in a stream. `synchronize` blocks the host until it is reached, then raises the step's error."""
+
+    def synchronize(self) -> None: ...
+    def query(self) -> bool: ...
+
+
+class Stream(Protocol):
+    """A queue of launches that run in order. `on_run` is called before each launch runs (tests hook it)."""
+
+    name: str
+    step: Step
+    on_run: Callable[[str, int], None] | None
+
+    def launch(self, fn: Callable[..., T], /, *args: Any, label: str = "") -> Pending[T]: ...
+    def record_event(self) -> Event: ...
+    def wait_event(self, event: Any) -> None: ...
+    def synchronize(self) -> None: ...
+    def owns_current_thread(self) -> bool: ...
+    def close(self) -> None: ...
+
+
+def make_stream(name: str, device: torch.device, trace: Trace, num_threads: int | None = None) -> Stream:
+    """The stream for a device type. Raises ValueError for a device that has none."""
+    if device.type == "cpu":
+        return CpuStream(name, trace, num_threads)
+    if device.type == "cuda":
+        return CudaStream(name, device, trace)
+    raise ValueError(f"device={device.type!r} has no stream here; use 'cpu' or 'cuda'")
+
+
+def _values(args: tuple[Any, ...]) -> list[Any]:
+    return [a.get() if isinstance(a, Pending) else a for a in args]
+
+
+class CpuEvent:
+    __slots__ = ("_flag", "_step")
+
+    def __init__(self, step: Step) -> None:
+        self._flag = threading.Event()
+        self._step = step
+
+    def reach(self) -> None:
+        self._flag.set()
+
+    def synchronize(self) -> None:
+        self._flag.wait()
+        if self._step.error is not None:
+            raise self._step.error
+
+    def query(self) -> bool:
+        return self._flag.is_set()
+
+    def wait(self) -> None:
+        self._flag.wait()
+
+
+class CpuStream:
+    """A FIFO of launches, served by one thread. Real concurrency, so overlap can be tested without a GPU."""
+
+    def __init__(self, name: str, trace: Trace, num_threads: int | None = None) -> None:
+        self.name = name
+        self.step = Step(-1)
+        self.on_run: Callable[[str, int], None] | None = None
+        self._trace = trace
+        self._num_threads = num_threads
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name=f"spec_v2-{name}", daemon=True)
+        self._thread.start()
+
+    def launch(self, fn: Callable[..., T], /, *args: Any, label: str = "") -> Pending[T]:
+        step, pending = self.step, Pending[T](self.step)
+        self._queue.put(lambda: self._run(step, pending, fn, args, label))
+        return pending
+
+    def record_event(self) -> CpuEvent:
+        event = CpuEvent(self.step)
+        self._queue.put(event.reach)
+        return event
+
+    def wait_event(self, event: CpuEvent) -> None:
+        self._queue.put(event.wait)
+
+    def synchronize(self) -> None:
+        """Block until everything launched so far has run. Raises nothing: errors belong to their step."""
+        event = CpuEvent(Step(-1))
+        self._queue.put(event.reach)
+        event.wait()
+
+    def owns_current_thread(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join()
+
+    def _serve(self) -> None:
+        if self._num_threads is not None:
+            torch.set_num_threads(self._num_threads)
+        # Grad mode belongs to a thread. Not inference_mode: its tensors could not be written elsewhere.
+        with torch.no_grad():
+            while (item := self._queue.get()) is not None:
+                item()
+
+    def _run(
+        self, step: Step, pending: Pending[T], fn: Callable[..., T], args: tuple[Any, ...], label: str
+    ) -> None:
+        if step.error is not None:
+            return
+        try:
+            if self.on_run is not None:
+                self.on_run(label, step.index)
+            with self._trace.span(self.name, label, step.index):
+                pending.set(fn(*_values(args)))
+        except BaseException as error:  # KeyboardInterrupt never comes here: it reaches the main thread
+            step.error = error
+
+
+class CudaEvent:
+    __slots__ = ("_event", "_step")
+
+    def __init__(self, event: torch.cuda.Event, step: Step) -> None:
+        self._event, self._step = event, step
+
+    def synchronize(self) -> None:
+        self._event.synchronize()
+        if self._step.error is not None:
+            raise self._step.error
+
+    def query(self) -> bool:
+        return bool(self._event.query())
+
+
+class CudaStream:
+    """A CUDA stream: `launch` calls `fn` at once, on the host thread, with this stream current."""
+
+    def __init__(self, name: str, device: torch.device, trace: Trace) -> None:
+        self.name = name
+        self.step = Step(-1)
+        self.on_run: Callable[[str, int], None] | None = None
+        self._trace = trace
+        self._stream = torch.cuda.Stream(device)
+
+    def launch(self, fn: Callable[..., T], /, *args: Any, label: str = "") -> Pending[T]:
+        step, pending = self.step, Pending[T](self.step)
+        if step.error is not None:
+            return pending
+        try:
+            if self.on_run is not None:
+                self.on_run(label, step.index)
+            with torch.cuda.stream(self._stream), torch.no_grad():
+                with self._trace.device_span(self.name, label, step.index):
+                    pending.set(fn(*_values(args)))
+        except Exception as error:
+            step.error = error
+        return pending
+
+    def record_event(self) -> CudaEvent:
+        event = torch.cuda.Event()
+        event.record(self._stream)
+        return CudaEvent(event, self.step)
+
+    def wait_event(self, event: CudaEvent) -> None:
+        self._stream.wait_event(event._event)
+
+    def synchronize(self) -> None:
+        self._stream.synchronize()
+
+    def owns_current_thread(self) -> bool:
+        return torch.cuda.current_stream(self._stream.device) == self._stream
+
+    def close(self) -> None:
+        self._stream.synchronize()

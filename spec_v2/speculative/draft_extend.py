@@ -1,0 +1,95 @@
+"""Step 3, draft-extend: the draft model reads what was accepted, and learns the first level of its next tree.
+
+Draft KV written while drafting was provisional; here it is written again from the accepted tokens and, for
+shifted drafts, the target's own hidden states. The shape does not depend on how much was accepted: all `w`
+rows run, rows past `accept_lens` are garbage that no row before them can see.
+"""
+
+import torch
+
+from spec_v2.mem_cache.kv_cache_builder import KvCache
+from spec_v2.model_executor.forward_batch import extend_forward_batch, window_forward_batch
+from spec_v2.model_executor.model_runner import ModelRunner
+from spec_v2.scheduler.schedule_batch import PromptStaging
+from spec_v2.speculative.draft_tree import draft_lens, first_level
+from spec_v2.speculative.verify import PrefillOutput, place_prompts
+from spec_v2.types import NextDraft, StepInputs, TreeShape, Verdict
+
+
+def draft_extend(
+    draft: ModelRunner,
+    cache: KvCache,
+    inputs: StepInputs,
+    verdict: Verdict,
+    shape: TreeShape,
+    shifted: bool,
+    max_seq_len: int,
+) -> NextDraft:
+    """Run the `w` emitted tokens through the draft; the row of the last accepted one gives the next draft."""
+    b, w = verdict.predict.shape
+    start = draft_lens(inputs, shifted)
+    offsets = torch.arange(w, device=start.device)
+    positions = start[:, None] + offsets
+    forward_batch = window_forward_batch(
+        kv_pool=cache.draft_pool,
+        row_table=cache.row_table,
+        rows=inputs.rows,
+        prefix_lens=start,
+        max_prefix_len=max_seq_len + 1,
+        window_slots=cache.row_table.at(inputs.rows, positions),
+        window_positions=positions,
+        visible=torch.ones(b, w, w, dtype=torch.bool, device=start.device).tril(),
+    )
+    newest = torch.arange(b, device=start.device) * w + verdict.accept_lens - 1
+    out = draft.forward(
+        verdict.predict.clamp(min=0).flatten(),
+        positions.flatten(),
+        forward_batch,
+        logits_at=newest,
+        target_hidden=verdict.hidden_states.flatten(0, 1) if shifted else None,
+    )
+    hidden = out.hidden_states[newest] if shifted else out.hidden_states[newest, :0]
+    return first_level(out.logits, hidden, shape.topk)
+
+
+def prefill_draft(
+    draft: ModelRunner,
+    cache: KvCache,
+    prompt: PromptStaging,
+    target_output: PrefillOutput,
+    shape: TreeShape,
+    shifted: bool,
+) -> NextDraft:
+    """The draft's side of a prefill.
+
+    Shifted: token `p + 1` at position `p`, with the target's hidden state of position `p`; the last one is the
+    token just sampled. Unshifted: the prompt as it is, then the token just sampled.
+    """
+    device = cache.row_table.slots.device
+    rows, input_ids, _, positions, last = place_prompts(prompt, device)
+    bonus = target_output.verdict.predict[:, 0]
+    if shifted:
+        extend_lens = prompt.extend_lens
+        input_ids = input_ids.roll(-1).index_copy(0, last, bonus)
+    else:
+        extend_lens = tuple(length + 1 for length in prompt.extend_lens)
+        pieces = zip(input_ids.split(prompt.extend_lens), bonus.split(1), strict=True)
+        input_ids = torch.cat([part for piece in pieces for part in piece])
+        positions = torch.cat([torch.arange(length, device=device) for length in extend_lens])
+        last = last + torch.arange(1, len(extend_lens) + 1, device=device)
+    forward_batch = extend_forward_batch(
+        kv_pool=cache.draft_pool,
+        row_table=cache.row_table,
+        rows=rows,
+        extend_lens=extend_lens,
+        positions=positions,
+    )
+    out = draft.forward(
+        input_ids,
+        positions,
+        forward_batch,
+        logits_at=last,
+        target_hidden=target_output.hidden_states if shifted else None,
+    )
+    hidden = out.hidden_states[last] if shifted else out.hidden_states[last, :0]
+    return first_level(out.logits, hidden, shape.topk)

@@ -1,0 +1,114 @@
+"""Step 1, draft: grow a tree of likely continuations with a draft model.
+
+Each round runs the draft on a frontier of `k` nodes, scores their `k * k` children by the product of
+probabilities along the path, and takes the best `k` as the next frontier (EAGLE-2, Li et al. 2024). A node
+attends to the request's prefix and to its real ancestors, never to what another branch left behind.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from spec_v2.kernels.build_tree import build_tree
+from spec_v2.kernels.top_k import top_k
+from spec_v2.mem_cache.kv_cache_builder import KvCache
+from spec_v2.model_executor.forward_batch import window_forward_batch
+from spec_v2.model_executor.model_runner import ModelRunner
+from spec_v2.types import DraftTree, NextDraft, StepInputs, TreeShape
+
+
+def draft_lens(inputs: StepInputs, shifted: bool) -> Tensor:
+    """KV-ready length of the draft model, in tokens.
+
+    A shifted draft (EAGLE) keeps token `p + 1` in slot `p`; an unshifted one (STANDALONE) keeps token `p` in
+    slot `p` and has the bonus token's KV already, so it runs one position ahead of the target.
+    """
+    return inputs.seq_lens if shifted else inputs.seq_lens + 1
+
+
+def root_only(inputs: StepInputs) -> DraftTree:
+    """The tree of plain decoding: nothing but the bonus token."""
+    root = inputs.bonus_tokens[:, None]
+    return DraftTree(
+        tokens=root, parents=torch.full_like(root, -1), scores=torch.ones_like(root, dtype=torch.float32)
+    )
+
+
+def draft_probs(logits: Float[Tensor, "r v"]) -> Float[Tensor, "r v"]:
+    """The drafter's probabilities in fp32. NaN counts as 0: a bad row loses its drafts and nothing else."""
+    return logits.float().softmax(-1).nan_to_num(0.0)
+
+
+def grow_tree(
+    draft: ModelRunner, cache: KvCache, inputs: StepInputs, shape: TreeShape, shifted: bool, max_seq_len: int
+) -> DraftTree:
+    """`num_steps - 1` draft forwards; the first level came with the previous step's draft-extend."""
+    b, k = inputs.next_draft.topk_index.shape
+    start = draft_lens(inputs, shifted)
+    device = start.device
+    branch = torch.arange(k, device=device)
+
+    tokens, scores = inputs.next_draft.topk_index, inputs.next_draft.topk_p.nan_to_num(0.0)
+    hidden = inputs.next_draft.hidden_states[:, None].expand(-1, k, -1)
+    frontier = branch.expand(b, k)  # candidate numbers of the frontier's nodes
+    visible = torch.zeros(b, k, 0, dtype=torch.bool, device=device)  # which earlier draft nodes are ancestors
+    myself = torch.eye(k, dtype=torch.bool, device=device).expand(b, k, k)
+    all_tokens, all_scores, all_parents = [tokens], [scores], [torch.full_like(tokens, -1)]
+
+    for step in range(shape.num_steps - 1):
+        visible = torch.cat([visible, myself], 2)
+        window = torch.arange((step + 1) * k, device=device)
+        forward_batch = window_forward_batch(
+            kv_pool=cache.draft_pool,
+            row_table=cache.row_table,
+            rows=inputs.rows,
+            prefix_lens=start,
+            max_prefix_len=max_seq_len + 1,
+            window_slots=cache.row_table.at(inputs.rows, start[:, None] + window),
+            window_positions=start[:, None] + window // k,
+            visible=visible,
+        )
+        out = draft.forward(
+            tokens.flatten(),
+            (start[:, None] + step).expand(b, k).flatten(),
+            forward_batch,
+            target_hidden=hidden.flatten(0, 1) if shifted else None,
+        )
+        child_p, child_tokens = top_k(draft_probs(out.logits), k)
+        child_scores = (scores[:, :, None] * child_p.view(b, k, k)).flatten(1)
+        child_tokens = child_tokens.view(b, k * k)
+        all_tokens.append(child_tokens)
+        all_scores.append(child_scores)
+        all_parents.append(frontier.repeat_interleave(k, 1))
+
+        scores, best = top_k(child_scores, k)
+        tokens = child_tokens.gather(1, best)
+        frontier = k + step * k * k + best
+        from_node = best // k
+        hidden = out.hidden_states.view(b, k, -1).gather(
+            1, from_node[:, :, None].expand(-1, -1, out.hidden_states.shape[-1])
+        )
+        visible = visible.gather(1, from_node[:, :, None].expand(-1, -1, visible.shape[2]))
+
+    return build_tree(
+        root_tokens=inputs.bonus_tokens,
+        tokens=torch.cat(all_tokens, 1),
+        scores=torch.cat(all_scores, 1),
+        parents=torch.cat(all_parents, 1),
+        num_nodes=shape.num_draft_tokens,
+    )
+
+
+def first_level(logits: Tensor, hidden_states: Tensor, topk: int) -> NextDraft:
+    """The first level of the next tree, from the draft's output at the newest token."""
+    topk_p, topk_index = top_k(draft_probs(logits), topk)
+    return NextDraft(topk_p=topk_p, topk_index=topk_index, hidden_states=hidden_states)
+
+
+def no_draft(verdict_rows: int, device: torch.device, dtype: torch.dtype) -> NextDraft:
+    """What a worker without a draft model passes on: nothing, `verdict_rows` times."""
+    return NextDraft(
+        topk_p=torch.empty(verdict_rows, 0, device=device),
+        topk_index=torch.empty(verdict_rows, 0, dtype=torch.long, device=device),
+        hidden_states=torch.empty(verdict_rows, 0, dtype=dtype, device=device),
+    )

@@ -1,0 +1,75 @@
+"""Workers that draft with a model of their own KV: EAGLE's head and STANDALONE's small LM differ by one shift."""
+
+from abc import abstractmethod
+from typing import Any
+
+from spec_v2.model_executor.model_runner import ModelRunner
+from spec_v2.scheduler.schedule_batch import ScheduleBatch
+from spec_v2.scheduler.streams import Pending
+from spec_v2.speculative.base_spec_worker import BaseSpecWorker
+from spec_v2.speculative.draft_extend import draft_extend, prefill_draft
+from spec_v2.speculative.draft_tree import grow_tree
+from spec_v2.speculative.verify import PrefillOutput
+from spec_v2.types import DraftTree, ForwardMode, NextDraft, Verdict
+
+
+class ModelDraftWorker(BaseSpecWorker):
+    """Abstract: drafts a chain (topk 1) or a tree with `num_steps - 1` forwards of the draft model."""
+
+    @property
+    @abstractmethod
+    def shifted(self) -> bool:
+        """Whether draft slot `p` holds token `p + 1` together with the target's hidden state of `p`."""
+
+    @property
+    def keeps_target_hidden(self) -> bool:
+        return self.shifted
+
+    @property
+    def _draft(self) -> ModelRunner:
+        assert self.draft_runner is not None
+        return self.draft_runner
+
+    def draft(self, batch: ScheduleBatch, inputs: Pending[Any]) -> Pending[DraftTree]:
+        batch.forward_mode = ForwardMode.DRAFT
+        batch.spec_info = self.stream.launch(
+            grow_tree,
+            self._draft,
+            self.cache,
+            inputs,
+            self.shape,
+            self.shifted,
+            batch.max_seq_len,
+            label="draft",
+        )
+        return batch.spec_info  # type: ignore[no-any-return]
+
+    def draft_extend(
+        self, batch: ScheduleBatch, inputs: Pending[Any], verdict: Pending[Verdict]
+    ) -> Pending[NextDraft]:
+        batch.forward_mode, batch.spec_info = ForwardMode.DRAFT_EXTEND, verdict
+        return self.stream.launch(
+            draft_extend,
+            self._draft,
+            self.cache,
+            inputs,
+            verdict,
+            self.shape,
+            self.shifted,
+            batch.max_seq_len,
+            label="draft_extend",
+        )
+
+    def prefill_draft(
+        self, batch: ScheduleBatch, output: Pending[PrefillOutput], verdict: Pending[Verdict]
+    ) -> Pending[NextDraft]:
+        return self.stream.launch(
+            prefill_draft,
+            self._draft,
+            self.cache,
+            batch.spec_info,
+            output,
+            self.shape,
+            self.shifted,
+            label="draft_extend",
+        )

@@ -1,0 +1,120 @@
+"""Draft by copying: find where the newest tokens occurred before, and offer what followed.
+
+The history of a request is its trie: the children of a suffix of length `d` are the tokens that followed its
+earlier occurrences. Everything is a tensor of fixed shape, so nothing waits for the device, nothing has to be
+kept in step with retraction or abort, and a request sees its own tokens only.
+
+BFS mode, as in SGLang: longer matches first; of equal ones level by level, newest occurrence first; a match of
+length `d` may branch into at most `breadth(d)` occurrences, wide for short matches and narrow for long ones.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from spec_v2.types import DraftTree
+
+NOTHING = -2  # equals no token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NgramShape:
+    """`max_trie_depth`: longest suffix looked for, in tokens. Breadths: occurrences followed per match length."""
+
+    max_trie_depth: int
+    min_bfs_breadth: int
+    max_bfs_breadth: int
+
+
+def suffix_match_lens(
+    history: Int[Tensor, "b m"], last: Int[Tensor, " b"], max_depth: int
+) -> Int[Tensor, "b m"]:
+    """How many tokens up to each place agree with the newest ones (`last`: position of the newest).
+
+    At most `max_depth`; 0 from `last` on, so a match never runs into itself.
+    """
+    b, m = history.shape
+    places = torch.arange(m, device=history.device)
+    alive = places < last[:, None]
+    lengths = torch.zeros_like(history)
+    shifted = history
+    for d in range(max_depth):
+        wanted = history.gather(1, (last[:, None] - d).clamp(min=0))
+        alive = alive & (shifted == wanted) & (places >= d)
+        lengths = lengths + alive
+        shifted = torch.cat([shifted.new_full((b, 1), NOTHING), shifted[:, :-1]], 1)
+    return lengths
+
+
+def match_tree(
+    history: Int[Tensor, "b m"], last: Int[Tensor, " b"], ngram: NgramShape, num_nodes: int
+) -> DraftTree:
+    """The draft tree under the newest token. Nodes without a use are padding: parent -1, never reached."""
+    lengths = suffix_match_lens(history, last, ngram.max_trie_depth)
+    m = history.shape[1]
+    num_chains = min(ngram.max_bfs_breadth, m)
+    # longest match first, newest first among equals; the keys of real matches are distinct
+    key = torch.where(lengths > 0, lengths * m + torch.arange(m, device=history.device), -1)
+    key, places = key.topk(num_chains, dim=1)
+    lengths = lengths.gather(1, places) * (key >= 0)
+    chains_kept = _within_breadth(lengths, ngram)
+
+    positions = places[:, :, None] + 1 + torch.arange(num_nodes - 1, device=history.device)
+    known = (positions <= last[:, None, None]) & chains_kept[:, :, None]
+    tokens = history.gather(1, positions.clamp(max=m - 1).flatten(1)).view_as(positions)
+    return _merge_chains(history.gather(1, last[:, None]), tokens, known, lengths, ngram, num_nodes)
+
+
+def _within_breadth(lengths: Int[Tensor, "b c"], ngram: NgramShape) -> Bool[Tensor, "b c"]:
+    """Which occurrences their match length has room for. `lengths` fall along a row."""
+    span = max(ngram.max_trie_depth - 1, 1)
+    narrowing = (ngram.max_bfs_breadth - ngram.min_bfs_breadth) * (lengths - 1)
+    breadth = ngram.max_bfs_breadth - torch.div(narrowing, span, rounding_mode="floor")
+    rank = (lengths[:, :, None] == lengths[:, None, :]).tril(-1).sum(-1)
+    return (lengths > 0) & (rank < breadth.clamp(min=1))
+
+
+def _merge_chains(
+    root: Int[Tensor, "b 1"],
+    tokens: Int[Tensor, "b c d"],
+    known: Bool[Tensor, "b c d"],
+    lengths: Int[Tensor, "b c"],
+    ngram: NgramShape,
+    num_nodes: int,
+) -> DraftTree:
+    """Merge chains that begin alike, keep the first `num_nodes - 1` nodes in BFS order."""
+    b, c, d = tokens.shape
+    device = tokens.device
+    # the first chain that agrees with this one down to depth t owns the node that they share
+    agree = (tokens[:, :, None] == tokens[:, None, :]) & known[:, :, None] & known[:, None, :]
+    agree = agree.int().cumprod(-1)  # [b, c, c, d]
+    owner = agree.argmax(2)
+    is_node = known & (owner == torch.arange(c, device=device)[:, None])
+
+    depth = torch.arange(d, device=device)
+    order = ((ngram.max_trie_depth - lengths)[:, :, None] * d + depth) * c
+    order = order + torch.arange(c, device=device)[:, None]
+    order = torch.where(is_node, order, torch.iinfo(torch.int64).max).flatten(1)
+    ranked = order.argsort(dim=1, stable=True)
+    number = torch.empty_like(ranked).scatter_(1, ranked, torch.arange(c * d, device=device).expand(b, -1))
+
+    above = torch.cat([owner[:, :, :1], owner[:, :, :-1]], 2) * d + (depth - 1).clamp(min=0)
+    parents = number.gather(1, above.flatten(1)) + 1
+    parents = torch.where((depth == 0).expand(b, c, d).flatten(1), 0, parents)
+
+    chosen = ranked[:, : num_nodes - 1]
+    used = is_node.flatten(1).gather(1, chosen)
+    padding = num_nodes - 1 - chosen.shape[1]
+    node_tokens = torch.where(used, tokens.flatten(1).gather(1, chosen), root)
+    node_parents = torch.where(used, parents.gather(1, chosen), -1)
+    return DraftTree(
+        tokens=torch.cat([root, node_tokens, root.expand(-1, padding)], 1),
+        parents=torch.nn.functional.pad(
+            torch.cat([torch.full_like(root, -1), node_parents], 1), (0, padding), value=-1
+        ),
+        scores=torch.nn.functional.pad(
+            torch.cat([torch.ones_like(root), used.long()], 1).float(), (0, padding), value=0.0
+        ),
+    )

@@ -1,0 +1,60 @@
+"""NGRAM: drafts are continuations of earlier occurrences of the newest tokens (prompt lookup, Saxena 2023)."""
+
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from spec_v2.scheduler.future_map import FutureMap
+from spec_v2.scheduler.schedule_batch import PromptStaging, ScheduleBatch
+from spec_v2.scheduler.streams import Pending
+from spec_v2.speculative.base_spec_worker import BaseSpecWorker
+from spec_v2.speculative.ngram_match import NgramShape, match_tree
+from spec_v2.speculative.verify import PrefillOutput, place_prompts
+from spec_v2.types import DraftTree, ForwardMode, NextDraft, StepInputs, Verdict
+
+
+@final
+class NGRAMWorker(BaseSpecWorker):
+    """Drafts from the request's own known tokens, read from its FutureMap row, the newest ones included."""
+
+    def draft(self, batch: ScheduleBatch, inputs: Pending[Any]) -> Pending[DraftTree]:
+        batch.forward_mode = ForwardMode.DRAFT
+        args = self.server_args
+        ngram = NgramShape(
+            max_trie_depth=args.speculative_ngram_max_trie_depth,
+            min_bfs_breadth=args.speculative_ngram_min_bfs_breadth,
+            max_bfs_breadth=args.speculative_ngram_max_bfs_breadth,
+        )
+        batch.spec_info = self.stream.launch(
+            draft_from_history,
+            self.future_map,
+            inputs,
+            ngram,
+            self.shape.num_draft_tokens,
+            batch.max_seq_len,
+            label="draft",
+        )
+        return batch.spec_info  # type: ignore[no-any-return]
+
+    def prefill_draft(
+        self, batch: ScheduleBatch, output: Pending[PrefillOutput], verdict: Pending[Verdict]
+    ) -> Pending[NextDraft]:
+        self.stream.launch(write_prompts_to_history, self.future_map, batch.spec_info, label="history")
+        return super().prefill_draft(batch, output, verdict)
+
+
+def draft_from_history(
+    future_map: FutureMap, inputs: StepInputs, ngram: NgramShape, num_nodes: int, max_seq_len: int
+) -> DraftTree:
+    """The tree under each bonus token. `max_seq_len` bounds `seq_lens`, the bonus token's position."""
+    history = future_map.history[inputs.rows, : max_seq_len + 1]
+    return match_tree(history, inputs.seq_lens, ngram, num_nodes)
+
+
+def write_prompts_to_history(future_map: FutureMap, prompt: PromptStaging) -> None:
+    """Put prompt tokens into the requests' rows."""
+    device = future_map.history.device
+    rows, input_ids, lens, positions, _ = place_prompts(prompt, device)
+    row_of_token: Tensor = torch.repeat_interleave(rows, lens, output_size=len(input_ids))
+    future_map.history[row_of_token, positions] = input_ids

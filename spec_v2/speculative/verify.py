@@ -1,0 +1,134 @@
+"""Step 2, verify: one target forward over the tree, one traversal, and the accepted path moves to the front.
+
+Also the target's side of a prefill, which is the same question asked of a prompt.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from spec_v2.kernels.sample_nodes import SamplingInputs, sample_nodes
+from spec_v2.kernels.tree_structure import ancestor_mask
+from spec_v2.kernels.verify_tree import verify_tree
+from spec_v2.mem_cache.kv_cache_builder import KvCache
+from spec_v2.model_executor.forward_batch import extend_forward_batch, window_forward_batch
+from spec_v2.model_executor.model_runner import ModelRunner
+from spec_v2.scheduler.schedule_batch import PromptStaging
+from spec_v2.types import DraftTree, StepInputs, TreeShape, Verdict
+
+
+def verify(
+    target: ModelRunner,
+    cache: KvCache,
+    inputs: StepInputs,
+    tree: DraftTree,
+    shape: TreeShape,
+    sampling: SamplingInputs,
+    max_seq_len: int,
+    keep_hidden: bool,
+) -> Verdict:
+    """Run the target on all nodes at once and follow its choices down the tree.
+
+    Node `j` is at position `seq_lens + depth(j)`, in slot `row[seq_lens + j]`. Afterwards the KV and hidden
+    states of the accepted path lie at `seq_lens ..`, as if those tokens had been decoded one by one.
+    """
+    b, n = tree.tokens.shape
+    sampling = sampling.to(inputs.rows.device)
+    visible = ancestor_mask(tree.parents)
+    depths = visible.sum(-1) - 1
+    positions = inputs.seq_lens[:, None] + depths
+    slots = cache.row_table.at(inputs.rows, inputs.seq_lens[:, None] + torch.arange(n, device=depths.device))
+    forward_batch = window_forward_batch(
+        kv_pool=cache.target_pool,
+        row_table=cache.row_table,
+        rows=inputs.rows,
+        prefix_lens=inputs.seq_lens,
+        max_prefix_len=max_seq_len,
+        window_slots=slots,
+        window_positions=positions,
+        visible=visible,
+    )
+    out = target.forward(tree.tokens.flatten(), positions.flatten(), forward_batch)
+    target_tokens = sample_nodes(out.logits.view(b, n, -1), positions + 1, sampling)
+    accept_index, predict, accept_lens = verify_tree(
+        tokens=tree.tokens,
+        parents=tree.parents,
+        target_tokens=target_tokens,
+        longest_path=shape.longest_path,
+    )
+    if shape.is_tree:
+        move_accepted_kv(cache, slots, accept_index)
+    hidden = out.hidden_states.view(b, n, -1) if keep_hidden else out.hidden_states.new_empty(b, n, 0)
+    path = accept_index.clamp(min=0)
+    return Verdict(
+        predict=predict,
+        accept_index=accept_index,
+        accept_lens=accept_lens,
+        new_seq_lens=inputs.seq_lens + accept_lens,
+        draft_depths=depths.amax(1),
+        hidden_states=hidden.gather(1, path[:, :, None].expand(-1, -1, hidden.shape[2])),
+    )
+
+
+def move_accepted_kv(
+    cache: KvCache, slots: Int[Tensor, "b n"], accept_index: Int[Tensor, "b w"]
+) -> None:
+    """Move the target KV of accepted node `j`-th on the path to the `j`-th slot of the window.
+
+    The draft pool needs no move: draft-extend writes the accepted path anew. Past the path, slot 0 moves to
+    itself.
+    """
+    accepted = accept_index >= 0
+    source = slots.gather(1, accept_index.clamp(min=0))
+    target = slots[:, : accept_index.shape[1]]
+    cache.target_pool.move(
+        torch.where(accepted, source, 0).flatten(), torch.where(accepted, target, 0).flatten()
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillOutput:
+    """A prefill's verdict (one token per request), and the target's hidden states of all prompt tokens."""
+
+    verdict: Verdict
+    hidden_states: Float[Tensor, "t h"]
+
+
+def prefill_target(
+    target: ModelRunner, cache: KvCache, prompt: PromptStaging, sampling: SamplingInputs, keep_hidden: bool
+) -> PrefillOutput:
+    """Run the prompts and choose the first token of each."""
+    device = cache.row_table.slots.device
+    sampling = sampling.to(device)
+    rows, input_ids, lens, positions, last = place_prompts(prompt, device)
+    forward_batch = extend_forward_batch(
+        kv_pool=cache.target_pool,
+        row_table=cache.row_table,
+        rows=rows,
+        extend_lens=prompt.extend_lens,
+        positions=positions,
+    )
+    out = target.forward(input_ids, positions, forward_batch, logits_at=last)
+    bonus = sample_nodes(out.logits[:, None], lens[:, None], sampling)
+    hidden = out.hidden_states if keep_hidden else out.hidden_states[:, :0]
+    one = torch.ones_like(lens)
+    verdict = Verdict(
+        predict=bonus,
+        accept_index=torch.zeros_like(bonus),
+        accept_lens=one,
+        new_seq_lens=lens,
+        draft_depths=one - 1,
+        hidden_states=hidden[last][:, None],
+    )
+    return PrefillOutput(verdict=verdict, hidden_states=hidden)
+
+
+def place_prompts(prompt: PromptStaging, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(rows, input_ids, lens, positions, index of each request's last token), uploaded."""
+    lens = torch.tensor(prompt.extend_lens)
+    positions = torch.cat([torch.arange(length) for length in prompt.extend_lens])
+    host = (prompt.rows, prompt.input_ids, lens, positions, lens.cumsum(0) - 1)
+    rows, input_ids, lens, positions, last = (x.to(device, non_blocking=True) for x in host)
+    return rows, input_ids, lens, positions, last

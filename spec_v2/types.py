@@ -1,0 +1,126 @@
+"""The nouns of one step, in the order in which a step makes them.
+
+Axis letters, the same in every signature of the package:
+
+| letter | means |
+| --- | --- |
+| `b` | requests in the batch |
+| `n` | nodes of a draft tree, root included: `num_draft_tokens` |
+| `w` | tokens a step can emit at most: `longest_path + 1` |
+| `k` | children proposed per node: `topk` |
+| `q` | query tokens of one request in one forward |
+| `m` | keys that one request's queries may look at |
+| `t` | tokens of one forward, all requests together |
+| `v`, `h` | vocabulary, hidden width (`h` is 0 where no hidden state travels) |
+
+Two counts, and no other name for either: `num_correct_drafts` (accepted drafts, bonus excluded) and
+`accept_lens = num_correct_drafts + 1` (bonus included). `n` and `w` are equal for a chain only.
+"""
+
+import enum
+from dataclasses import dataclass
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+class ForwardMode(enum.Enum):
+    """What a batch is about to do. A worker moves it along within a step; isolation puts it back."""
+
+    EXTEND = "extend"  # prompt tokens
+    DECODE = "decode"  # one step of running requests, as the scheduler sees it
+    DRAFT = "draft"
+    TARGET_VERIFY = "target_verify"
+    DRAFT_EXTEND = "draft_extend"
+
+    def is_extend(self) -> bool:
+        """True for prefill: the scheduler merges such a batch into the running one."""
+        return self is ForwardMode.EXTEND
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeShape:
+    """How a step drafts. `is_tree` says which path to take; no code decides that from the widths.
+
+    `longest_path`: drafts on the longest path a tree can have. It is less than `num_steps` where the tree
+    has fewer nodes than that.
+    """
+
+    num_steps: int
+    topk: int
+    num_draft_tokens: int
+    longest_path: int
+    is_tree: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextDraft:
+    """What a drafter leaves for its next step: the first level of the next tree, already known.
+
+    `topk_p` are probabilities, `topk_index` target-vocabulary ids; `hidden_states` is the drafter's own
+    recurrent state. `k` and `h` are 0 for workers without a draft model.
+    """
+
+    topk_p: Float[Tensor, "b k"]
+    topk_index: Int[Tensor, "b k"]
+    hidden_states: Float[Tensor, "b h"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInputs:
+    """A step's inputs, gathered from the FutureMap rows of the batch.
+
+    `seq_lens`: KV-ready length before the step, in tokens. `bonus_tokens`: the newest known token, at
+    position `seq_lens`, whose target KV does not exist yet.
+    """
+
+    rows: Int[Tensor, " b"]
+    seq_lens: Int[Tensor, " b"]
+    bonus_tokens: Int[Tensor, " b"]
+    next_draft: NextDraft
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftTree:
+    """A draft per request. `parents` is the tree; masks, depths and links are derived from it.
+
+    Node 0 is the root (the bonus token) and parents precede children. A parent of -1 marks the root and,
+    in other columns, a padding node, which nothing reaches. `scores`: the product of the drafter's
+    probabilities along the node's path (1 for the root, 0 for padding).
+    """
+
+    tokens: Int[Tensor, "b n"]
+    parents: Int[Tensor, "b n"]
+    scores: Float[Tensor, "b n"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the target says about a tree.
+
+    `predict`: the emitted tokens, accepted drafts then the bonus, packed to the front, -1 past
+    `accept_lens`. `accept_index`: the nodes on the accepted path, -1 past `accept_lens`.
+    `draft_depths`: the longest path the tree offered, in drafts. `hidden_states`: the target's, for the
+    nodes of the accepted path (rows past `accept_lens` hold some finite row).
+    """
+
+    predict: Int[Tensor, "b w"]
+    accept_index: Int[Tensor, "b w"]
+    accept_lens: Int[Tensor, " b"]
+    new_seq_lens: Int[Tensor, " b"]
+    draft_depths: Int[Tensor, " b"]
+    hidden_states: Float[Tensor, "b w h"]
+
+    @property
+    def num_correct_drafts(self) -> Int[Tensor, " b"]:
+        """Accepted drafts per request, the bonus excluded."""
+        return self.accept_lens - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostVerdict:
+    """The part of a `Verdict` that the host reads, in host memory."""
+
+    predict: Int[Tensor, "b w"]
+    accept_lens: Int[Tensor, " b"]
+    draft_depths: Int[Tensor, " b"]
