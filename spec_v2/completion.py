@@ -75,7 +75,9 @@ class Completion:
             ("accept length", f"{self.spec.accept_length:.2f}"),
             ("accept rate", f"{self.spec.accept_rate:.2f}"),
         )
-        rows = "".join(f"<tr><th>{name}</th><td>{html.escape(str(value))}</td></tr>" for name, value in numbers)
+        rows = "".join(
+            f"<tr><th>{name}</th><td>{html.escape(str(value))}</td></tr>" for name, value in numbers
+        )
         return (
             f"<p>{self._marked_text()}</p><table><caption>accepted drafts are <b>bold</b>, tokens of the target's "
             f"own are plain, &#183; ends a step</caption>{rows}</table>"

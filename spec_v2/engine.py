@@ -239,7 +239,9 @@ class Engine:
     def _token_ids(self, i: int, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):
             if self.tokenizer is None:
-                raise ValueError(f"prompts[{i}] is text, but this engine has no tokenizer; give token ids or tokenizer=")
+                raise ValueError(
+                    f"prompts[{i}] is text, but this engine has no tokenizer; give token ids or tokenizer="
+                )
             ids = tuple(self.tokenizer(prompt)["input_ids"])
         else:
             ids = tuple(prompt)
@@ -284,9 +286,7 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return [many] if isinstance(many[0], int) else many  # type: ignore[list-item, return-value]
 
 
-def _as_params(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> list[SamplingParams]:
+def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
     if params is None:
         return [SamplingParams()] * count
     if isinstance(params, SamplingParams):

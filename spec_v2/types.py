@@ -54,6 +54,15 @@ class TreeShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptStaging:
+    """Prompt tokens in host memory, one request after the other. A prefill consumes them once."""
+
+    rows: Int[Tensor, " b"]
+    input_ids: Int[Tensor, " t"]
+    extend_lens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NextDraft:
     """What a drafter leaves for its next step: the first level of the next tree, already known.
 

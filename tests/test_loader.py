@@ -1,7 +1,6 @@
 """Names become models: what is accepted, what is refused and how, and the cache that others may be filling."""
 
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -276,14 +275,50 @@ def test_weights_that_leave_the_head_unset(save):
     refused(folder, "lack 1 tensors, lm_head.weight for one")
 
 
-def test_a_hub_id_while_offline(tmp_path, monkeypatch):
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """Be offline, with an empty hub cache; returns where a snapshot of "org/name" would lie in it."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub" / "models--org--name"
+
+
+def test_a_hub_id_while_offline(hub):
     refused("org/name", "hub could not provide it .*; check the name and the network, or give a local folder")
     with pytest.raises(ValueError, match=r"tokenizer_path='org/name': .* local folder"):
         loader.load_tokenizer("org/name")
+
+
+@pytest.fixture
+def in_hub(hub):
+    """Put the files of a folder into the hub's cache, as a download would."""
+
+    def _put(folder):
+        (hub / "snapshots").mkdir(parents=True)
+        (hub / "refs").mkdir()
+        (hub / "refs" / "main").write_text("0123abcd")
+        return folder.rename(hub / "snapshots" / "0123abcd")
+
+    return _put
+
+
+def test_a_hub_id_that_was_downloaded_before(save, tokenizer_files, in_hub):
+    folder = save()
+    tokenizer_files(folder)
+    snapshot = in_hub(folder)
+    loaded = load("org/name")
+    assert (loaded.name, loaded.source_folder) == ("org/name", snapshot)
+    assert loaded.tokenizer("w3").input_ids == loader.load_tokenizer("org/name")("w3").input_ids == [3]
+    assert load(loader.first_layers("org/name", 2)).config.num_hidden_layers == 2
+
+
+def test_a_hub_id_with_pickled_weights_only(save, in_hub):
+    folder = save()
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    in_hub(folder)
+    refused("org/name", "hub could not provide it .*safetensors")
 
 
 def test_a_folder_without_tokenizer(save):
@@ -438,15 +473,37 @@ def test_a_process_killed_while_building_leaves_nothing_valid(build):
 # --- the real model ---
 
 
+CONVERT = """
+import logging, torch
+from spec_v2.models.loader import load_model
+logging.basicConfig(format="%(name)s: %(message)s", level=logging.INFO)
+load_model("SmolLM2-135M-Instruct", dtype=torch.float32, device=torch.device("cpu"))
+"""
+
+
 @pytest.fixture(scope="module")
-def smollm2(tmp_path_factory):
-    """The default model, converted into a cache of this test run."""
+def conversion(tmp_path_factory):
+    """The default model's first load, in a process of its own; its cache stays in use afterwards."""
     known = gguf_cache.PACKAGED_MODELS[0]
     if gguf_cache.importlib.util.find_spec(known.package) is None:
         pytest.skip(f"waits for the default model: {known.install_command}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPEC_V2_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield load("SmolLM2-135M-Instruct", dtype=torch.bfloat16)
+        command = [sys.executable, "-c", CONVERT]
+        yield subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+
+
+@pytest.fixture(scope="module")
+def smollm2(conversion):
+    return load("smollm2-135m", dtype=torch.bfloat16)
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_the_conversion_is_quiet_and_logged_in_one_line(conversion):
+    assert conversion.stdout == ""
+    (line,) = conversion.stderr.splitlines()
+    assert line.startswith("spec_v2: converting SmolLM2-135M-Instruct.Q4_1.gguf once")
 
 
 @pytest.mark.model
@@ -487,14 +544,3 @@ def test_the_default_tokenizer_is_the_one_it_was_trained_with(smollm2):
     assert kinds == ("<|im_start|>", "<|im_end|>", "<|im_end|>", "<|endoftext|>")
     assert tokenizer.model_max_length == 8192
     assert tokenizer.chat_template.startswith("{% for message in messages %}")
-
-
-@pytest.mark.model
-@pytest.mark.slow
-def test_the_conversion_is_quiet_and_logged_in_one_line(smollm2, capfd, caplog):
-    with caplog.at_level(logging.INFO, logger="spec_v2"):
-        load("smollm2-135m")
-    assert capfd.readouterr() == ("", "")
-    assert [
-        r.name for r in caplog.records if "converting SmolLM2-135M-Instruct.Q4_1.gguf once" in r.message
-    ] == ["spec_v2"]

@@ -79,9 +79,7 @@ class RowTable:
     def width(self) -> int:
         return self.slots.shape[1]
 
-    def write(
-        self, rows: Int[Tensor, " t"], positions: Int[Tensor, " t"], slots: Int[Tensor, " t"]
-    ) -> None:
+    def write(self, rows: Int[Tensor, " t"], positions: Int[Tensor, " t"], slots: Int[Tensor, " t"]) -> None:
         """Set `slots[rows, positions]`; host tensors are taken too. Raises RuntimeError off the stream."""
         if self.on_stream is not None and not self.on_stream():
             raise RuntimeError("row table written off the forward stream: launch the write instead")

@@ -95,9 +95,7 @@ def extend_forward_batch(
         own = positions[None, start : start + length]
         causal = torch.ones(1, length, length, dtype=torch.bool, device=slots.device).tril()
         groups.append(
-            AttentionGroup(
-                start=start, key_slots=slots, key_positions=own, query_positions=own, mask=causal
-            )
+            AttentionGroup(start=start, key_slots=slots, key_positions=own, query_positions=own, mask=causal)
         )
         out_slots.append(slots[0])
         start += length

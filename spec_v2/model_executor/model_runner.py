@@ -27,9 +27,9 @@ class ModelRunner:
     not go through transformers' attention interface, or scales its positions by the running length.
     """
 
-    def __init__(self, model: nn.Module, context_length: int, field: str = "model_path") -> None:
+    def __init__(self, model: Any, context_length: int, field: str = "model_path") -> None:
         register()
-        self.model: Any = model
+        self.model = model
         self.context_length = context_length
         self._own_attention = _switch_attention(self.model)
         self._last_hidden: Tensor | None = None
@@ -86,7 +86,9 @@ class ModelRunner:
 
 def _switch_attention(model: Any) -> list[tuple[Any, str]]:
     """Set our attention in every config of the model. Returns what each had."""
-    configs = {id(c): c for c in (getattr(module, "config", None) for module in model.modules()) if c is not None}
+    configs = {
+        id(c): c for c in (getattr(module, "config", None) for module in model.modules()) if c is not None
+    }
     before = [(c, c._attn_implementation) for c in configs.values() if hasattr(c, "_attn_implementation")]
     for config, _ in before:
         config._attn_implementation = NAME
@@ -97,7 +99,7 @@ def _probe_geometry(model: Any, field: str) -> tuple[LayerGeometry, ...]:
     """Run two tokens through the model and see what each layer's attention is given."""
     name, config = type(model).__name__, model.config
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    kinds = {r.get("rope_type") for r in ([rope] + list(rope.values())) if isinstance(r, dict)}
+    kinds = {r.get("rope_type") for r in (rope, *rope.values()) if isinstance(r, dict)}
     if refused := kinds & {"dynamic", "longrope"}:
         raise ValueError(
             f"{field}={name}: rope_type={refused.pop()!r} changes with the running length, so cached keys "

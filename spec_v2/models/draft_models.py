@@ -28,12 +28,12 @@ def load_draft_model(args: ServerArgs, target: Any, tokenizer: Any) -> Any:
             "EAGLE, STANDALONE or NGRAM"
         )
     loaded = load_model(path, dtype=target.dtype, device=target.device, role=FIELD)
-    if tokenizer is not None and loaded.tokenizer is not None:
-        if tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
-            raise ValueError(
-                f"{FIELD}={path}: its tokenizer maps text to other ids than the target's, so its drafts would be "
-                "other words; use a draft model with the target's tokenizer"
-            )
+    ours, theirs = (t.get_vocab() if t is not None else None for t in (tokenizer, loaded.tokenizer))
+    if ours is not None and theirs is not None and ours != theirs:
+        raise ValueError(
+            f"{FIELD}={path}: its tokenizer maps text to other ids than the target's, so its drafts would be "
+            "other words; use a draft model with the target's tokenizer"
+        )
     return loaded.model
 
 

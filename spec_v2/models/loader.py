@@ -215,8 +215,8 @@ def _causal_config(source: _Source) -> "transformers.PretrainedConfig":
 
     with _explained(source):
         raw = json.loads((source.folder / "config.json").read_text(encoding="utf-8"))
-        if not isinstance(raw, dict):
-            raise ValueError("config.json is not a JSON object")
+    if not isinstance(raw, dict):
+        raise source.refusal("its config.json could not be read (not an object)", "use another model")
     kind = raw.get("model_type")
     if "auto_map" in raw and kind not in CONFIG_MAPPING:
         raise source.refusal(

@@ -1,26 +1,7 @@
 """Commit: what a step emitted becomes the requests' output, and finished requests give everything back."""
 
-from dataclasses import dataclass
-
-from torch import Tensor
-
 from spec_v2.mem_cache.kv_cache_builder import KvCache
-from spec_v2.scheduler.schedule_batch import Request, ScheduleBatch
-from spec_v2.scheduler.streams import Event, Pending
-from spec_v2.types import DraftTree, HostVerdict, NextDraft, Verdict
-
-
-@dataclass(slots=True, kw_only=True)
-class GenerationBatchResult:
-    """What one forward left behind. The host looks at `host` only, and only after `copy_done`."""
-
-    verdict: Pending[Verdict]
-    new_seq_lens: Pending[Tensor]
-    next_draft: Pending[NextDraft]
-    tree: Pending[DraftTree] | None = None  # None for a prefill
-    step: int = -1
-    host: Pending[HostVerdict] | None = None
-    copy_done: Event | None = None
+from spec_v2.scheduler.schedule_batch import GenerationBatchResult, Request, ScheduleBatch
 
 
 class BatchResultProcessor:
@@ -31,15 +12,16 @@ class BatchResultProcessor:
 
     def process(self, batch: ScheduleBatch, result: GenerationBatchResult) -> list[Request]:
         """Commit a step. Returns the requests that finished. Raises what a launch of the step raised."""
-        assert result.copy_done is not None and result.host is not None
+        assert result.copy_done is not None
+        assert result.host is not None
         result.copy_done.synchronize()
         host = result.host.get()
         accept_lens, draft_depths = host.accept_lens.tolist(), host.draft_depths.tolist()
         predict = host.predict.tolist()
-        finished = []
+        finished: list[Request] = []
         for i, req in enumerate(batch.reqs):
             req.num_in_flight -= 1
-            if req.finished:  # it finished while this step was in flight: the step is dropped
+            if req.finish_reason is not None:  # it finished while this step was in flight: the step is dropped
                 continue
             if not batch.forward_mode.is_extend():
                 req.kv_committed_len += accept_lens[i]

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from spec_v2.kernels.sample_nodes import SamplingInputs
 from spec_v2.sampling_params import SamplingParams
-from spec_v2.scheduler.streams import Pending
-from spec_v2.types import ForwardMode
+from spec_v2.scheduler.streams import Event, Pending
+from spec_v2.types import DraftTree, ForwardMode, HostVerdict, NextDraft, PromptStaging, Verdict
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -88,15 +88,6 @@ class SamplingBatchInfo:
         return SamplingBatchInfo(self.inputs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptStaging:
-    """Prompt tokens on their way to the device, one request after the other. Consumed once."""
-
-    rows: Int[Tensor, " b"]
-    input_ids: Int[Tensor, " t"]
-    extend_lens: tuple[int, ...]
-
-
 @dataclass(slots=True, kw_only=True)
 class ScheduleBatch:
     """The requests of a step. Workers rebind its fields during a step; isolation puts all of them back.
@@ -144,6 +135,19 @@ class ScheduleBatch:
         self.spec_info = self.rows
         self.seq_lens = None
         self.sampling_info = SamplingBatchInfo.from_requests(reqs, pin)
+
+
+@dataclass(slots=True, kw_only=True)
+class GenerationBatchResult:
+    """What one forward left behind. The host looks at `host` only, and only after `copy_done`."""
+
+    verdict: Pending[Verdict]
+    new_seq_lens: Tensor | Pending[Tensor] | None  # after a prefill: the batch's own object
+    next_draft: Pending[NextDraft]
+    tree: Pending[DraftTree] | None = None  # None for a prefill
+    step: int = -1
+    host: Pending[HostVerdict] | None = None
+    copy_done: Event | None = None
 
 
 def host_tensor(values: Sequence[float | int], dtype: torch.dtype, pin: bool) -> Tensor:

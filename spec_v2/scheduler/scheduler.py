@@ -11,10 +11,10 @@ import torch
 
 from spec_v2.mem_cache.kv_cache_builder import KvCache
 from spec_v2.observability.trace import Trace
-from spec_v2.scheduler.batch_result_processor import BatchResultProcessor, GenerationBatchResult
+from spec_v2.scheduler.batch_result_processor import BatchResultProcessor
 from spec_v2.scheduler.future_map import FutureMap, resolve_forward_inputs
 from spec_v2.scheduler.schedule_batch import (
-    PromptStaging,
+    GenerationBatchResult,
     Request,
     SamplingBatchInfo,
     ScheduleBatch,
@@ -22,7 +22,10 @@ from spec_v2.scheduler.schedule_batch import (
 )
 from spec_v2.scheduler.streams import Step, Stream
 from spec_v2.server_args import ServerArgs
-from spec_v2.types import ForwardMode, HostVerdict, Verdict
+from spec_v2.types import ForwardMode, HostVerdict, PromptStaging, Verdict
+
+
+KEY_BLOCK = 64
 
 
 class Worker(Protocol):
@@ -81,7 +84,11 @@ class Scheduler:
 
     def event_loop(self) -> Iterator[list[Request]]:
         """The loop that `disable_overlap_schedule` selects."""
-        return self.event_loop_normal() if self.server_args.disable_overlap_schedule else self.event_loop_overlap()
+        return (
+            self.event_loop_normal()
+            if self.server_args.disable_overlap_schedule
+            else self.event_loop_overlap()
+        )
 
     # -- one step ----------------------------------------------------------------------------------------
 
@@ -92,7 +99,9 @@ class Scheduler:
             self._launch_row_writes(batch)
             resolve_forward_inputs(batch, self.future_map, self.forward_stream)
             with self._forward_isolation(batch, overlap=overlap):
-                result = self.worker.forward_batch_generation(batch, on_publish=partial(self._publish, batch.rows))
+                result = self.worker.forward_batch_generation(
+                    batch, on_publish=partial(self._publish, batch.rows)
+                )
             self.forward_stream.launch(
                 self.future_map.stash, batch.rows, result.verdict, result.next_draft, label="stash"
             )
@@ -201,7 +210,9 @@ class Scheduler:
         for req in batch.reqs:
             self._reserve(req, req.kv_committed_len + 2 * self.server_args.slots_per_step)
         lag = self.server_args.accept_width
-        batch.max_seq_len = max(r.kv_committed_len + r.num_in_flight * lag for r in batch.reqs)
+        bound = max(r.kv_committed_len + r.num_in_flight * lag for r in batch.reqs)
+        # Rounded up so that the lag seldom changes a shape: in bf16 the key count decides the last bit.
+        batch.max_seq_len = -(-bound // KEY_BLOCK) * KEY_BLOCK
         return batch
 
     def _new_prefill_batch(self) -> ScheduleBatch | None:

@@ -165,7 +165,7 @@ class CpuStream:
                 self.on_run(label, step.index)
             with self._trace.span(self.name, label, step.index):
                 pending.set(fn(*_values(args)))
-        except BaseException as error:  # KeyboardInterrupt never comes here: it reaches the main thread
+        except BaseException as error:  # noqa: BLE001 - kept for the host, which raises it again
             step.error = error
 
 
@@ -201,10 +201,10 @@ class CudaStream:
         try:
             if self.on_run is not None:
                 self.on_run(label, step.index)
-            with torch.cuda.stream(self._stream), torch.no_grad():
-                with self._trace.device_span(self.name, label, step.index):
-                    pending.set(fn(*_values(args)))
-        except Exception as error:
+            span = self._trace.device_span(self.name, label, step.index)
+            with torch.cuda.stream(self._stream), torch.no_grad(), span:
+                pending.set(fn(*_values(args)))
+        except Exception as error:  # noqa: BLE001 - kept for the host, which raises it again
             step.error = error
         return pending
 

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from spec_v2.mem_cache.kv_cache_builder import KvCache
 from spec_v2.model_executor.model_runner import ModelRunner
-from spec_v2.scheduler.batch_result_processor import GenerationBatchResult
 from spec_v2.scheduler.future_map import FutureMap
-from spec_v2.scheduler.schedule_batch import ScheduleBatch
+from spec_v2.scheduler.schedule_batch import GenerationBatchResult, ScheduleBatch
 from spec_v2.scheduler.streams import Pending, Stream
 from spec_v2.server_args import ServerArgs
 from spec_v2.speculative.draft_tree import no_draft

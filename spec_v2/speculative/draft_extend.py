@@ -10,10 +10,9 @@ import torch
 from spec_v2.mem_cache.kv_cache_builder import KvCache
 from spec_v2.model_executor.forward_batch import extend_forward_batch, window_forward_batch
 from spec_v2.model_executor.model_runner import ModelRunner
-from spec_v2.scheduler.schedule_batch import PromptStaging
 from spec_v2.speculative.draft_tree import draft_lens, first_level
 from spec_v2.speculative.verify import PrefillOutput, place_prompts
-from spec_v2.types import NextDraft, StepInputs, TreeShape, Verdict
+from spec_v2.types import NextDraft, PromptStaging, StepInputs, TreeShape, Verdict
 
 
 def draft_extend(

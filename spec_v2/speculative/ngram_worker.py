@@ -3,15 +3,15 @@
 from typing import Any, final
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
-from spec_v2.scheduler.future_map import FutureMap
-from spec_v2.scheduler.schedule_batch import PromptStaging, ScheduleBatch
+from spec_v2.scheduler.schedule_batch import ScheduleBatch
 from spec_v2.scheduler.streams import Pending
 from spec_v2.speculative.base_spec_worker import BaseSpecWorker
 from spec_v2.speculative.ngram_match import NgramShape, match_tree
 from spec_v2.speculative.verify import PrefillOutput, place_prompts
-from spec_v2.types import DraftTree, ForwardMode, NextDraft, StepInputs, Verdict
+from spec_v2.types import DraftTree, ForwardMode, NextDraft, PromptStaging, StepInputs, Verdict
 
 
 @final
@@ -28,7 +28,7 @@ class NGRAMWorker(BaseSpecWorker):
         )
         batch.spec_info = self.stream.launch(
             draft_from_history,
-            self.future_map,
+            self.future_map.history,
             inputs,
             ngram,
             self.shape.num_draft_tokens,
@@ -40,21 +40,26 @@ class NGRAMWorker(BaseSpecWorker):
     def prefill_draft(
         self, batch: ScheduleBatch, output: Pending[PrefillOutput], verdict: Pending[Verdict]
     ) -> Pending[NextDraft]:
-        self.stream.launch(write_prompts_to_history, self.future_map, batch.spec_info, label="history")
+        self.stream.launch(
+            write_prompts_to_history, self.future_map.history, batch.spec_info, label="history"
+        )
         return super().prefill_draft(batch, output, verdict)
 
 
 def draft_from_history(
-    future_map: FutureMap, inputs: StepInputs, ngram: NgramShape, num_nodes: int, max_seq_len: int
+    history: Int[Tensor, "rows width"],
+    inputs: StepInputs,
+    ngram: NgramShape,
+    num_nodes: int,
+    max_seq_len: int,
 ) -> DraftTree:
     """The tree under each bonus token. `max_seq_len` bounds `seq_lens`, the bonus token's position."""
-    history = future_map.history[inputs.rows, : max_seq_len + 1]
-    return match_tree(history, inputs.seq_lens, ngram, num_nodes)
+    known = history[inputs.rows, : max_seq_len + 1]
+    return match_tree(known, inputs.seq_lens, ngram, num_nodes)
 
 
-def write_prompts_to_history(future_map: FutureMap, prompt: PromptStaging) -> None:
+def write_prompts_to_history(history: Int[Tensor, "rows width"], prompt: PromptStaging) -> None:
     """Put prompt tokens into the requests' rows."""
-    device = future_map.history.device
-    rows, input_ids, lens, positions, _ = place_prompts(prompt, device)
+    rows, input_ids, lens, positions, _ = place_prompts(prompt, history.device)
     row_of_token: Tensor = torch.repeat_interleave(rows, lens, output_size=len(input_ids))
-    future_map.history[row_of_token, positions] = input_ids
+    history[row_of_token, positions] = input_ids

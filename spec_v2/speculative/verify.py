@@ -15,8 +15,7 @@ from spec_v2.kernels.verify_tree import verify_tree
 from spec_v2.mem_cache.kv_cache_builder import KvCache
 from spec_v2.model_executor.forward_batch import extend_forward_batch, window_forward_batch
 from spec_v2.model_executor.model_runner import ModelRunner
-from spec_v2.scheduler.schedule_batch import PromptStaging
-from spec_v2.types import DraftTree, StepInputs, TreeShape, Verdict
+from spec_v2.types import DraftTree, PromptStaging, StepInputs, TreeShape, Verdict
 
 
 def verify(
@@ -72,9 +71,7 @@ def verify(
     )
 
 
-def move_accepted_kv(
-    cache: KvCache, slots: Int[Tensor, "b n"], accept_index: Int[Tensor, "b w"]
-) -> None:
+def move_accepted_kv(cache: KvCache, slots: Int[Tensor, "b n"], accept_index: Int[Tensor, "b w"]) -> None:
     """Move the target KV of accepted node `j`-th on the path to the `j`-th slot of the window.
 
     The draft pool needs no move: draft-extend writes the accepted path anew. Past the path, slot 0 moves to
@@ -125,7 +122,9 @@ def prefill_target(
     return PrefillOutput(verdict=verdict, hidden_states=hidden)
 
 
-def place_prompts(prompt: PromptStaging, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def place_prompts(
+    prompt: PromptStaging, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """(rows, input_ids, lens, positions, index of each request's last token), uploaded."""
     lens = torch.tensor(prompt.extend_lens)
     positions = torch.cat([torch.arange(length) for length in prompt.extend_lens])

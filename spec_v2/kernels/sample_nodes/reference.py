@@ -40,7 +40,7 @@ def sample_nodes_reference(
     greedy = logits.argmax(-1)  # first maximum: ties go to the lowest id
     if sampling.all_greedy:
         return greedy
-    b, n, v = logits.shape
+    b, n = positions.shape
     probs = processed_probs(
         logits.flatten(0, 1),
         sampling.temperatures.repeat_interleave(n),
@@ -92,9 +92,7 @@ def inverse_cdf(weights: Float[Tensor, "r v"], coins: Float[Tensor, " r"]) -> In
 MASK32 = 0xFFFFFFFF
 
 
-def position_coins(
-    seeds: Int[Tensor, "*shape"], positions: Int[Tensor, "*shape"]
-) -> Float[Tensor, "*shape"]:
+def position_coins(seeds: Int[Tensor, "*shape"], positions: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """A coin in [0, 1) for each (seed, position): 24 bits of a 32-bit avalanche hash, exact in fp32.
 
     The mixing rounds are the finaliser of MurmurHash3 (Appleby, public domain), in int64 arithmetic.
