@@ -161,6 +161,9 @@ class Engine:
             context_length=self.context_length,
             slots_per_step=args.slots_per_step,
             max_total_tokens=args.max_total_tokens,
+            mem_fraction=args.mem_fraction_static,
+            pair_keys=algorithm.draft_is_shifted(),
+            prefix_cache=not args.disable_radix_cache,
         )
         carries_hidden = draft is not None and algorithm.carries_draft_hidden_states()
         future_map = FutureMap(
@@ -211,7 +214,7 @@ class Engine:
         for i, (prompt, param) in enumerate(zip(many, params, strict=True)):
             requests.append(self._request(i, prompt, param))
         for req in requests:
-            self.scheduler.check_fits(req)
+            self.scheduler.planner.check_fits(req)
         return requests
 
     def _request(self, i: int, prompt: Prompt, params: SamplingParams) -> Request:

@@ -61,6 +61,13 @@ class ServerArgs:
     max_running_requests: int = _setting(int, 48, "most requests in one batch")
     max_total_tokens: int | None = _setting(int, None, "size of the KV pool in tokens")
     max_prefill_tokens: int = _setting(int, 16384, "most prompt tokens in one prefill step")
+    mem_fraction_static: float | None = _setting(
+        float, None, "share of the memory that the KV pool may take, above 0 and below 1", minimum=0
+    )
+    chunked_prefill_size: int | None = _setting(
+        int, None, "most prompt tokens of one request in one prefill step; whole prompts if not given"
+    )
+    disable_radix_cache: bool = _setting(bool, False, "do not reuse the KV of prefixes seen before")
     random_seed: int = _setting(int, 0, "seed for requests that bring none, 0 to 2**63-1", minimum=0)
     disable_overlap_schedule: bool = _setting(
         bool, False, "process a step's results before launching the next step"
@@ -227,10 +234,17 @@ def _check(spec: Field[Any], value: object) -> None:
     optional = " or leave it out" if spec.default is None else f" (the default is {spec.default!r})"
     # bool is a subclass of int, but True is not a count.
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        what = {int: f"a whole number of at least {minimum}", str: "a string", bool: "True or False"}[kind]
+        what = {
+            int: f"a whole number of at least {minimum}",
+            float: "a number written with a point, above 0 and below 1",
+            str: "a string",
+            bool: "True or False",
+        }[kind]
         raise _error(spec.name, value, f"give {what}{optional}")
     if kind is int and isinstance(value, int) and value < minimum:
         raise _error(spec.name, value, f"give a whole number of at least {minimum}{optional}")
+    if kind is float and isinstance(value, float) and not 0 < value < 1:
+        raise _error(spec.name, value, f"give a number above 0 and below 1{optional}")
     if kind is str and isinstance(value, str) and not value.strip():
         raise _error(spec.name, value, f"give a name that is not empty{optional}")
     if choices is not None and value not in choices:

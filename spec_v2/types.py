@@ -55,11 +55,19 @@ class TreeShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptStaging:
-    """Prompt tokens in host memory, one request after the other. A prefill consumes them once."""
+    """Known tokens in host memory, one request after the other. A prefill consumes them once.
+
+    Request `i` runs its tokens `prefix_lens[i] .. prefix_lens[i] + extend_lens[i] - 1`; KV of those before is
+    there. `next_ids`: the known token after a chunk, or -1 for a last chunk, whose next token is sampled.
+    `known_ids`: all tokens of each request up to the end of its chunk (empty where no worker reads them).
+    """
 
     rows: Int[Tensor, " b"]
     input_ids: Int[Tensor, " t"]
+    prefix_lens: tuple[int, ...]
     extend_lens: tuple[int, ...]
+    next_ids: Int[Tensor, " b"]
+    known_ids: Int[Tensor, " known"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +116,7 @@ class Verdict:
     """What the target says about a tree.
 
     `predict`: the emitted tokens, accepted drafts then the bonus, packed to the front, -1 past
-    `accept_lens`. `accept_index`: the nodes on the accepted path, -1 past `accept_lens`.
+    `accept_lens`, which is 0 for a prompt chunk that is not the last: it emits nothing. `accept_index`: the nodes on the accepted path, -1 past `accept_lens`.
     `draft_depths`: the longest path the tree offered, in drafts. `hidden_states`: the target's, for the
     nodes of the accepted path (rows past `accept_lens` hold some finite row).
     """

@@ -10,6 +10,7 @@ import torch
 
 from spec_v2.mem_cache.allocator import PageAllocator, RowAllocator
 from spec_v2.mem_cache.kv_pool import KvPool, LayerGeometry, RowTable, bytes_per_slot
+from spec_v2.mem_cache.prefix_cache import PrefixCache
 
 CPU_KV_BUDGET_BYTES = 2 << 30
 CUDA_FREE_FRACTION = 0.6
@@ -24,6 +25,7 @@ class KvCache:
     row_table: RowTable
     pages: PageAllocator
     rows: RowAllocator
+    prefix: PrefixCache
 
 
 def build_kv_cache(
@@ -37,18 +39,22 @@ def build_kv_cache(
     context_length: int,
     slots_per_step: int,
     max_total_tokens: int | None = None,
+    mem_fraction: float | None = None,
+    pair_keys: bool = False,
+    prefix_cache: bool = False,
 ) -> KvCache:
     """Size and allocate the cache.
 
     `slots_per_step`: row positions one decode step may write. A row is wide enough for a full context and
-    two steps' reserve. `max_total_tokens` is the pool's size in tokens; None takes what the budget allows
-    (2 GiB on a CPU, 60% of free memory on CUDA), at most what all rows can hold. Raises ValueError where the
-    pool would not hold a single page.
+    two steps' reserve. `max_total_tokens` is the pool's size in tokens; None takes `mem_fraction` of the memory
+    (by default 2 GiB on a CPU, 60% of what is free on CUDA), at most what all rows can hold. `pair_keys`:
+    prefixes are keyed by token pairs, as shifted drafts need. Raises ValueError where the pool would not hold
+    a single page.
     """
     row_width = context_length + 2 * slots_per_step + page_size
     if max_total_tokens is None:
         slot_bytes = bytes_per_slot(target_geometry, dtype) + bytes_per_slot(draft_geometry, dtype)
-        max_total_tokens = min(max_running_requests * row_width, _budget_bytes(device) // max(slot_bytes, 1))
+        max_total_tokens = min(max_running_requests * row_width, _budget_bytes(device, mem_fraction) // max(slot_bytes, 1))
     num_pages = max_total_tokens // page_size
     if num_pages < 1:
         raise ValueError(
@@ -56,18 +62,20 @@ def build_kv_cache(
             "raise --max-total-tokens or lower --page-size"
         )
     num_slots = (num_pages + 1) * page_size  # page 0 is padding
+    pages = PageAllocator(num_pages + 1, page_size)
     return KvCache(
         target_pool=KvPool(target_geometry, num_slots, dtype, device),
         draft_pool=KvPool(draft_geometry, num_slots, dtype, device),
         row_table=RowTable(max_running_requests + 1, row_width, device),
-        pages=PageAllocator(num_pages + 1, page_size),
+        pages=pages,
         rows=RowAllocator(max_running_requests + 1),
+        prefix=PrefixCache(pages, pair_keys=pair_keys, enabled=prefix_cache),
     )
 
 
-def _budget_bytes(device: torch.device) -> int:
+def _budget_bytes(device: torch.device, fraction: float | None) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return int(free * CUDA_FREE_FRACTION)
+        return int(free * (fraction or CUDA_FREE_FRACTION))
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(CPU_KV_BUDGET_BYTES, physical // 4)
+    return int(physical * fraction) if fraction else min(CPU_KV_BUDGET_BYTES, physical // 4)

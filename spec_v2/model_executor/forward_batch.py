@@ -85,18 +85,24 @@ def extend_forward_batch(
     kv_pool: KvPool,
     row_table: RowTable,
     rows: Int[Tensor, " b"],
+    prefix_lens: tuple[int, ...],
     extend_lens: tuple[int, ...],
-    positions: Int[Tensor, " t"],
 ) -> ForwardBatch:
-    """Prefill: `extend_lens[i]` tokens of request `i`, one request after the other, each causal."""
+    """Prefill: `extend_lens[i]` tokens of request `i` behind its prefix, one request after the other, causal."""
     groups, out_slots, start = [], [], 0
-    for i, length in enumerate(extend_lens):
-        slots = row_table.prefix(rows[i : i + 1], length)
-        own = positions[None, start : start + length]
-        causal = torch.ones(1, length, length, dtype=torch.bool, device=slots.device).tril()
+    for i, (prefix, length) in enumerate(zip(prefix_lens, extend_lens, strict=True)):
+        slots = row_table.prefix(rows[i : i + 1], prefix + length)
+        key_positions = torch.arange(prefix + length, device=slots.device)[None]
+        query_positions = key_positions[:, prefix:]
         groups.append(
-            AttentionGroup(start=start, key_slots=slots, key_positions=own, query_positions=own, mask=causal)
+            AttentionGroup(
+                start=start,
+                key_slots=slots,
+                key_positions=key_positions,
+                query_positions=query_positions,
+                mask=key_positions[:, None, :] <= query_positions[:, :, None],
+            )
         )
-        out_slots.append(slots[0])
+        out_slots.append(slots[0, prefix:])
         start += length
     return ForwardBatch(kv_pool, torch.cat(out_slots), tuple(groups))

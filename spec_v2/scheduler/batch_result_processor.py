@@ -1,14 +1,14 @@
 """Commit: what a step emitted becomes the requests' output, and finished requests give everything back."""
 
-from spec_v2.mem_cache.kv_cache_builder import KvCache
+from spec_v2.scheduler.batch_planner import BatchPlanner
 from spec_v2.scheduler.schedule_batch import GenerationBatchResult, Request, ScheduleBatch
 
 
 class BatchResultProcessor:
     """Turns results into tokens, metrics and free memory."""
 
-    def __init__(self, cache: KvCache) -> None:
-        self._cache = cache
+    def __init__(self, planner: BatchPlanner) -> None:
+        self._planner = planner
 
     def process(self, batch: ScheduleBatch, result: GenerationBatchResult) -> list[Request]:
         """Commit a step. Returns the requests that finished. Raises what a launch of the step raised."""
@@ -20,8 +20,12 @@ class BatchResultProcessor:
         predict = host.predict.tolist()
         finished: list[Request] = []
         for i, req in enumerate(batch.reqs):
+            if req.epoch != result.epochs[i]:  # it was retracted while this step was in flight
+                continue
+            if accept_lens[i] == 0:  # a prompt chunk that is not the last
+                continue
             req.num_in_flight -= 1
-            if req.finish_reason is not None:  # it finished while this step was in flight: the step is dropped
+            if req.finish_reason is not None:  # it finished while this step was in flight
                 continue
             if not batch.forward_mode.is_extend():
                 req.kv_committed_len += accept_lens[i]
@@ -29,12 +33,8 @@ class BatchResultProcessor:
                 req.draft_depths.append(draft_depths[i])
             req.commit(predict[i][: accept_lens[i]])
             if req.finished:
-                self.release(req)
+                self._planner.finish(req)
                 finished.append(req)
+            elif batch.forward_mode.is_extend():
+                self._planner.keep_prefix(req)
         return finished
-
-    def release(self, req: Request) -> None:
-        """Free all that the request owns. A step in flight may still write it: the next owner is queued behind."""
-        self._cache.pages.free(req.pages)
-        self._cache.rows.free(req.row)
-        req.pages, req.row, req.kv_allocated_len = [], 0, 0

@@ -56,7 +56,8 @@ class FutureMap:
     def stash(self, rows: Int[Tensor, " b"], verdict: Verdict, next_draft: NextDraft) -> None:
         """Keep what the next step starts from: the bonus token and the first level of its tree."""
         rows = rows.to(verdict.accept_lens.device)
-        self.bonus_tokens[rows] = verdict.predict.gather(1, verdict.accept_lens[:, None] - 1)[:, 0]
+        newest = (verdict.accept_lens[:, None] - 1).clamp(min=0)
+        self.bonus_tokens[rows] = verdict.predict.gather(1, newest)[:, 0]
         self.topk_p[rows] = next_draft.topk_p
         self.topk_index[rows] = next_draft.topk_index
         self.hidden_states[rows] = next_draft.hidden_states

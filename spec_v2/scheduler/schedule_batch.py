@@ -9,6 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from spec_v2.kernels.sample_nodes import SamplingInputs
+from spec_v2.mem_cache.prefix_cache import Node
 from spec_v2.sampling_params import SamplingParams
 from spec_v2.scheduler.streams import Event, Pending
 from spec_v2.types import DraftTree, ForwardMode, HostVerdict, NextDraft, PromptStaging, Verdict
@@ -30,8 +31,12 @@ class Request:
 
     output_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
+    fill_ids: tuple[int, ...] = ()  # what its prefill runs: the prompt, and after a retraction its output
     row: int = 0
     pages: list[int] = field(default_factory=list)
+    cached_path: list[Node] = field(default_factory=list)  # nodes that own the first of its pages
+    cached_tokens: int = 0
+    epoch: int = 0  # counts retractions; results of an earlier epoch are dropped
     kv_committed_len: int = 0
     kv_allocated_len: int = 0
     num_in_flight: int = 0
@@ -146,6 +151,7 @@ class GenerationBatchResult:
     next_draft: Pending[NextDraft]
     tree: Pending[DraftTree] | None = None  # None for a prefill
     step: int = -1
+    epochs: tuple[int, ...] = ()
     host: Pending[HostVerdict] | None = None
     copy_done: Event | None = None
 

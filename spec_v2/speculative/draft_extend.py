@@ -6,6 +6,7 @@ rows run, rows past `accept_lens` are garbage that no row before them can see.
 """
 
 import torch
+from torch import Tensor
 
 from spec_v2.mem_cache.kv_cache_builder import KvCache
 from spec_v2.model_executor.forward_batch import extend_forward_batch, window_forward_batch
@@ -61,27 +62,28 @@ def prefill_draft(
 ) -> NextDraft:
     """The draft's side of a prefill.
 
-    Shifted: token `p + 1` at position `p`, with the target's hidden state of position `p`; the last one is the
-    token just sampled. Unshifted: the prompt as it is, then the token just sampled.
+    Shifted: token `p + 1` at position `p`, with the target's hidden state of position `p`. Unshifted: the
+    tokens as they are. Either way the last one is the token after the chunk: the next one of the prompt, or
+    the one just sampled.
     """
     device = cache.row_table.slots.device
-    rows, input_ids, _, positions, last = place_prompts(prompt, device)
-    bonus = target_output.verdict.predict[:, 0]
+    rows, input_ids, positions, last = place_prompts(prompt, device)
+    next_ids = prompt.next_ids.to(device, non_blocking=True)
+    after = torch.where(next_ids < 0, target_output.verdict.predict[:, 0], next_ids)
     if shifted:
         extend_lens = prompt.extend_lens
-        input_ids = input_ids.roll(-1).index_copy(0, last, bonus)
+        input_ids = input_ids.roll(-1).index_copy(0, last, after)
     else:
         extend_lens = tuple(length + 1 for length in prompt.extend_lens)
-        pieces = zip(input_ids.split(prompt.extend_lens), bonus.split(1), strict=True)
-        input_ids = torch.cat([part for piece in pieces for part in piece])
-        positions = torch.cat([torch.arange(length, device=device) for length in extend_lens])
+        input_ids = _append_to_each(input_ids, prompt.extend_lens, after)
+        positions = _append_to_each(positions, prompt.extend_lens, positions[last] + 1)
         last = last + torch.arange(1, len(extend_lens) + 1, device=device)
     forward_batch = extend_forward_batch(
         kv_pool=cache.draft_pool,
         row_table=cache.row_table,
         rows=rows,
+        prefix_lens=prompt.prefix_lens,
         extend_lens=extend_lens,
-        positions=positions,
     )
     out = draft.forward(
         input_ids,
@@ -92,3 +94,9 @@ def prefill_draft(
     )
     hidden = out.hidden_states[last] if shifted else out.hidden_states[last, :0]
     return first_level(out.logits, hidden, shape.topk)
+
+
+def _append_to_each(flat: Tensor, lens: tuple[int, ...], values: Tensor) -> Tensor:
+    """Put `values[i]` behind the `i`-th run of `flat`."""
+    runs = zip(flat.split(lens), values.split(1), strict=True)
+    return torch.cat([part for run in runs for part in run])

@@ -10,7 +10,7 @@ from spec_v2.scheduler.schedule_batch import ScheduleBatch
 from spec_v2.scheduler.streams import Pending
 from spec_v2.speculative.base_spec_worker import BaseSpecWorker
 from spec_v2.speculative.ngram_match import NgramShape, match_tree
-from spec_v2.speculative.verify import PrefillOutput, place_prompts
+from spec_v2.speculative.verify import PrefillOutput
 from spec_v2.types import DraftTree, ForwardMode, NextDraft, PromptStaging, StepInputs, Verdict
 
 
@@ -59,7 +59,10 @@ def draft_from_history(
 
 
 def write_prompts_to_history(history: Int[Tensor, "rows width"], prompt: PromptStaging) -> None:
-    """Put prompt tokens into the requests' rows."""
-    rows, input_ids, lens, positions, _ = place_prompts(prompt, history.device)
-    row_of_token: Tensor = torch.repeat_interleave(rows, lens, output_size=len(input_ids))
-    history[row_of_token, positions] = input_ids
+    """Put all known tokens into the requests' rows: a cached prefix was never computed here, but is known."""
+    lens = [sum(span) for span in zip(prompt.prefix_lens, prompt.extend_lens, strict=True)]
+    positions = torch.cat([torch.arange(length) for length in lens])
+    rows = torch.repeat_interleave(prompt.rows, torch.tensor(lens))
+    host = (rows, positions, prompt.known_ids)
+    rows, positions, tokens = (x.to(history.device, non_blocking=True) for x in host)
+    history[rows, positions] = tokens

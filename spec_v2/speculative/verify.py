@@ -96,38 +96,38 @@ class PrefillOutput:
 def prefill_target(
     target: ModelRunner, cache: KvCache, prompt: PromptStaging, sampling: SamplingInputs, keep_hidden: bool
 ) -> PrefillOutput:
-    """Run the prompts and choose the first token of each."""
+    """Run prompts, or chunks of them, and choose the first token of each that is complete."""
     device = cache.row_table.slots.device
     sampling = sampling.to(device)
-    rows, input_ids, lens, positions, last = place_prompts(prompt, device)
+    rows, input_ids, positions, last = place_prompts(prompt, device)
     forward_batch = extend_forward_batch(
         kv_pool=cache.target_pool,
         row_table=cache.row_table,
         rows=rows,
+        prefix_lens=prompt.prefix_lens,
         extend_lens=prompt.extend_lens,
-        positions=positions,
     )
     out = target.forward(input_ids, positions, forward_batch, logits_at=last)
-    bonus = sample_nodes(out.logits[:, None], lens[:, None], sampling)
+    seq_lens = positions[last] + 1
+    bonus = sample_nodes(out.logits[:, None], seq_lens[:, None], sampling)
+    emits = prompt.next_ids.to(device, non_blocking=True)[:, None] < 0
     hidden = out.hidden_states if keep_hidden else out.hidden_states[:, :0]
-    one = torch.ones_like(lens)
     verdict = Verdict(
-        predict=bonus,
+        predict=torch.where(emits, bonus, -1),
         accept_index=torch.zeros_like(bonus),
-        accept_lens=one,
-        new_seq_lens=lens,
-        draft_depths=one - 1,
+        accept_lens=emits[:, 0].long(),
+        new_seq_lens=seq_lens,
+        draft_depths=torch.zeros_like(seq_lens),
         hidden_states=hidden[last][:, None],
     )
     return PrefillOutput(verdict=verdict, hidden_states=hidden)
 
 
-def place_prompts(
-    prompt: PromptStaging, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(rows, input_ids, lens, positions, index of each request's last token), uploaded."""
-    lens = torch.tensor(prompt.extend_lens)
-    positions = torch.cat([torch.arange(length) for length in prompt.extend_lens])
-    host = (prompt.rows, prompt.input_ids, lens, positions, lens.cumsum(0) - 1)
-    rows, input_ids, lens, positions, last = (x.to(device, non_blocking=True) for x in host)
-    return rows, input_ids, lens, positions, last
+def place_prompts(prompt: PromptStaging, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(rows, input_ids, positions, index of each request's last token), uploaded."""
+    spans = zip(prompt.prefix_lens, prompt.extend_lens, strict=True)
+    positions = torch.cat([torch.arange(prefix, prefix + length) for prefix, length in spans])
+    last = torch.tensor(prompt.extend_lens).cumsum(0) - 1
+    host = (prompt.rows, prompt.input_ids, positions, last)
+    rows, input_ids, positions, last = (x.to(device, non_blocking=True) for x in host)
+    return rows, input_ids, positions, last

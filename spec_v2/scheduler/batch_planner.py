@@ -1,0 +1,238 @@
+"""What runs next, and who owns which pages for it. Host integers only.
+
+Admission, allocation and retraction count in pages, by the same functions: a request owns pages for its final
+KV and for two steps of drafts, since the device may be one step ahead of what the host knows.
+"""
+
+from collections import deque
+
+import torch
+
+from spec_v2.mem_cache.kv_cache_builder import KvCache
+from spec_v2.scheduler.schedule_batch import Request, SamplingBatchInfo, ScheduleBatch, host_tensor
+from spec_v2.server_args import ServerArgs
+from spec_v2.types import ForwardMode, PromptStaging
+
+KEY_BLOCK = 64
+
+
+class BatchPlanner:
+    """Owns the queues. `next_batch` prefills what can be admitted, else decodes what runs."""
+
+    def __init__(self, server_args: ServerArgs, cache: KvCache, pin: bool) -> None:
+        self.server_args = server_args
+        self.cache = cache
+        self.pin = pin
+        self.waiting: deque[Request] = deque()
+        self.live: dict[int, Request] = {}
+        self.running_batch: ScheduleBatch | None = None
+        self.last_batch: ScheduleBatch | None = None
+        self.chunked: Request | None = None  # its prompt is partly computed
+        self.is_short = False  # something was retracted: admit nothing until something finishes
+        self.keeps_known_ids = server_args.algorithm.is_ngram()
+
+    # -- which batch ---------------------------------------------------------------------------------------
+
+    def next_batch(self) -> ScheduleBatch | None:
+        """The batch of the next step, or None where nothing is to be launched."""
+        last = self.last_batch
+        after_prefill = last is not None and last.forward_mode.is_extend()
+        if last is not None and after_prefill:
+            self._merge_into_running(last)
+        if self.chunked is not None and after_prefill:  # a long prompt and the running requests take turns
+            self.last_batch = self._decode_batch() or self._prefill_batch()
+        else:
+            self.last_batch = self._prefill_batch() or self._decode_batch()
+        return self.last_batch
+
+    def _merge_into_running(self, batch: ScheduleBatch) -> None:
+        complete = [i for i, r in enumerate(batch.reqs) if r is not self.chunked and r.row]
+        batch.select(complete, self.pin)
+        batch.forward_mode = ForwardMode.DECODE
+        if self.running_batch is None:
+            self.running_batch = batch
+        elif complete:
+            self.running_batch.merge(batch, self.pin)
+
+    def _decode_batch(self) -> ScheduleBatch | None:
+        batch = self.running_batch
+        if batch is None:
+            return None
+        keep = [r for r in batch.reqs if r.row and not r.finished and not r.is_finishing()]
+        self._make_room(keep)
+        if len(keep) < len(batch):
+            batch.select([i for i, r in enumerate(batch.reqs) if r in keep], self.pin)
+        if not keep:
+            self.running_batch = None
+            return None
+        for req in keep:
+            self._own(req, self._decode_pages(req))
+        lag = self.server_args.accept_width
+        bound = max(r.kv_committed_len + r.num_in_flight * lag for r in keep)
+        # Rounded up so that the lag seldom changes a shape: in bf16 the key count decides the last bit.
+        batch.max_seq_len = -(-bound // KEY_BLOCK) * KEY_BLOCK
+        return batch
+
+    # -- prefill -------------------------------------------------------------------------------------------
+
+    def _prefill_batch(self) -> ScheduleBatch | None:
+        budget = self.server_args.max_prefill_tokens
+        chunk = self.server_args.chunked_prefill_size
+        budget = budget if chunk is None else min(budget, chunk)
+        reqs: list[Request] = []
+        spans: list[tuple[int, int]] = []
+        while budget > 0 and (req := self.chunked or self._admit_next(budget, first=not reqs)) is not None:
+            start, end = req.kv_committed_len, len(req.fill_ids)
+            if chunk is not None:
+                end = min(end, start + budget)
+            self.chunked = req if end < len(req.fill_ids) else None
+            req.kv_committed_len = end
+            budget -= end - start
+            reqs.append(req)
+            spans.append((start, end))
+            if self.chunked is not None:
+                break
+        return self._extend_batch(reqs, spans) if reqs else None
+
+    def _admit_next(self, budget: int, first: bool) -> Request | None:
+        """Give the oldest waiting request a row and pages, if they are there; without chunking, if it fits `budget`."""
+        if not self.waiting or not self.cache.rows.num_free or (self.is_short and self.live):
+            return None
+        req = self.waiting[0]
+        req.fill_ids = req.prompt_ids + tuple(req.output_ids)
+        prefix = self.cache.prefix.match(req.fill_ids)
+        num_cached = len(prefix) * self.cache.pages.page_size
+        if self.server_args.chunked_prefill_size is None and not first and len(req.fill_ids) - num_cached > budget:
+            return None
+        self.cache.prefix.lock(prefix)
+        wanted = self._pages_for(len(req.fill_ids)) - len(prefix)
+        headroom = self.cache.pages.ceil_pages(self.server_args.slots_per_step) * len(self.live)
+        if wanted + headroom > self.num_available:
+            self.cache.prefix.unlock(prefix)
+            return None
+        self.is_short = False
+        self.waiting.popleft()
+        self.live[req.request_id] = req
+        req.row = self.cache.rows.alloc()
+        req.cached_path = prefix
+        req.pages = [node.page for node in prefix]
+        req.cached_tokens = max(req.cached_tokens, num_cached)
+        req.kv_committed_len = num_cached
+        self._own(req, wanted + len(prefix))
+        return req
+
+    def _extend_batch(self, reqs: list[Request], spans: list[tuple[int, int]]) -> ScheduleBatch:
+        def host(values: list[int]) -> torch.Tensor:
+            return host_tensor(values, torch.long, self.pin)
+
+        rows = host([r.row for r in reqs])
+        chunks = [r.fill_ids[start:end] for r, (start, end) in zip(reqs, spans, strict=True)]
+        next_ids = [r.fill_ids[end] if end < len(r.fill_ids) else -1 for r, (_, end) in zip(reqs, spans, strict=True)]
+        known = [t for r, (_, end) in zip(reqs, spans, strict=True) for t in r.fill_ids[:end]]
+        return ScheduleBatch(
+            reqs=reqs,
+            forward_mode=ForwardMode.EXTEND,
+            rows=rows,
+            seq_lens=host([end for _, end in spans]),
+            max_seq_len=max(end for _, end in spans),
+            sampling_info=SamplingBatchInfo.from_requests(reqs, self.pin),
+            prompt_staging=PromptStaging(
+                rows=rows,
+                input_ids=host([t for chunk in chunks for t in chunk]),
+                prefix_lens=tuple(start for start, _ in spans),
+                extend_lens=tuple(end - start for start, end in spans),
+                next_ids=host(next_ids),
+                known_ids=host(known if self.keeps_known_ids else []),
+            ),
+            spec_info=rows,
+        )
+
+    # -- memory --------------------------------------------------------------------------------------------
+
+    @property
+    def num_available(self) -> int:
+        """Pages that can be had now: free ones, and cached ones that nobody uses."""
+        return self.cache.pages.num_free + self.cache.prefix.num_evictable
+
+    def check_fits(self, req: Request) -> None:
+        """Raise ValueError where the pool could not hold the request even alone."""
+        needed = self._pages_for(len(req.prompt_ids) + req.max_new_tokens)
+        usable, page_size = self.cache.pages.num_usable, self.cache.pages.page_size
+        if needed > usable:
+            raise ValueError(
+                f"max_total_tokens={usable * page_size} is too small for one request: {len(req.prompt_ids)} prompt "
+                f"tokens and max_new_tokens={req.max_new_tokens} need {needed * page_size} slots, drafts included; "
+                "raise --max-total-tokens or lower max_new_tokens"
+            )
+
+    def _pages_for(self, num_tokens: int) -> int:
+        """Pages of a request with `num_tokens` of final KV: this step's drafts, and a step the host has not seen."""
+        return self.cache.pages.ceil_pages(num_tokens + 2 * self.server_args.slots_per_step)
+
+    def _decode_pages(self, req: Request) -> int:
+        return max(self._pages_for(req.kv_committed_len), len(req.pages))
+
+    def _own(self, req: Request, num_pages: int) -> None:
+        missing = num_pages - len(req.pages)
+        if missing > self.cache.pages.num_free:
+            self.cache.prefix.evict(missing - self.cache.pages.num_free)
+        req.pages += self.cache.pages.alloc(missing)
+
+    def _make_room(self, keep: list[Request]) -> None:
+        """Retract requests until the others can take their step. Shortest output first, then longest prompt."""
+        while sum(self._decode_pages(r) - len(r.pages) for r in keep) > self.num_available:
+            candidates = [*keep, self.chunked] if self.chunked is not None else keep
+            victim = min(candidates, key=lambda r: (len(r.output_ids), -len(r.prompt_ids)))
+            if victim is self.chunked:
+                self.chunked = None
+            else:
+                keep.remove(victim)
+            self.retract(victim)
+
+    def retract(self, req: Request) -> None:
+        """Take a running request's memory; it waits, first in line, and goes on from the tokens the host knows."""
+        self.keep_prefix(req)
+        self.release(req)
+        del self.live[req.request_id]
+        req.epoch += 1  # what is in flight for it is dropped when it lands
+        req.num_in_flight = 0
+        self.waiting.appendleft(req)
+        self.is_short = True
+
+    def keep_prefix(self, req: Request) -> None:
+        """Let others share the pages whose KV is final: up to the newest token that the host knows."""
+        tokens = (req.prompt_ids + tuple(req.output_ids))[: req.kv_committed_len + 1]
+        if not self.cache.prefix.pair_keys:
+            tokens = tokens[: req.kv_committed_len]
+        self.cache.prefix.insert(tokens, req.pages, req.cached_path)
+
+    def release(self, req: Request) -> None:
+        """Free all that a request owns. A step in flight may still write it: the next owner is queued behind."""
+        shared = len(req.cached_path)
+        self.cache.prefix.unlock(req.cached_path)
+        self.cache.pages.free(req.pages[shared:])
+        self.cache.rows.free(req.row)
+        req.pages, req.cached_path, req.row = [], [], 0
+        req.kv_committed_len = req.kv_allocated_len = 0
+
+    def finish(self, req: Request, *, keep_prefix: bool = True) -> None:
+        """A request has its finish reason: give everything back."""
+        if req.row:
+            if keep_prefix:
+                self.keep_prefix(req)
+            self.release(req)
+            del self.live[req.request_id]
+            self.is_short = False
+        elif req in self.waiting:
+            self.waiting.remove(req)
+        if req is self.chunked:
+            self.chunked = None
+
+    def clear(self) -> None:
+        """Give up all requests and forget all prefixes: after an error nobody knows which KV was written."""
+        for req in [*self.live.values(), *self.waiting]:
+            req.finish_reason = "abort"
+            self.finish(req, keep_prefix=False)
+        self.cache.prefix.evict(self.cache.prefix.num_pages)
+        self.running_batch = self.last_batch = None
+        self.is_short = False
