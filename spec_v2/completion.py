@@ -45,7 +45,9 @@ class Completion:
 
     `output_ids` ends with the stop token where `finish_reason` is "stop"; "length" means that
     `max_new_tokens` or the context was reached. `text` is empty for an engine without a tokenizer.
-    `pieces`: the text of each output token by itself.
+    `pieces`: the text of each output token by itself. `matched_stop`: the token id or string that stopped it.
+    `cached_tokens`: prompt tokens whose KV was found in the prefix cache. `logprobs`, `top_logprobs`: one entry
+    per output token where asked for. `step_lens`: output tokens by step, the prefill's first.
     """
 
     text: str
@@ -54,6 +56,11 @@ class Completion:
     prompt_tokens: int
     spec: SpecMetrics
     pieces: tuple[str, ...] = ()
+    matched_stop: int | str | None = None
+    cached_tokens: int = 0
+    logprobs: tuple[float, ...] = ()
+    top_logprobs: tuple[dict[int, float], ...] = ()
+    step_lens: tuple[int, ...] = ()
 
     @property
     def completion_tokens(self) -> int:
@@ -86,11 +93,11 @@ class Completion:
     def _marked_text(self) -> str:
         if not self.pieces:
             return html.escape(str(list(self.output_ids)))
-        parts, start = [html.escape(self.pieces[0])], 1  # the prefill's token
-        for accept_len in self.spec.accept_lens:
-            step = self.pieces[start : start + accept_len]
-            start += accept_len
-            drafts, bonus = step[: accept_len - 1], step[accept_len - 1 :]
+        parts, start = [], 0
+        for count in self.step_lens:
+            step = self.pieces[start : start + count]
+            start += count
+            drafts, bonus = step[:-1], step[-1:]
             if drafts:
                 parts.append(f"<b>{html.escape(''.join(drafts))}</b>")
             parts.append(html.escape("".join(bonus)))
@@ -104,6 +111,8 @@ def completion_of(req: Request, tokenizer: object | None) -> Completion:
     text, pieces = "", ()
     if tokenizer is not None:
         text = tokenizer.decode(req.output_ids, skip_special_tokens=True)  # type: ignore[attr-defined]
+        if req.stop_strings is not None:
+            text = req.stop_strings.cut(text)
         pieces = tuple(tokenizer.decode([t]) for t in req.output_ids)  # type: ignore[attr-defined]
     return Completion(
         text=text,
@@ -112,6 +121,11 @@ def completion_of(req: Request, tokenizer: object | None) -> Completion:
         prompt_tokens=len(req.prompt_ids),
         spec=SpecMetrics(accept_lens=tuple(req.accept_lens), draft_depths=tuple(req.draft_depths)),
         pieces=pieces,
+        matched_stop=req.matched_stop,
+        cached_tokens=req.cached_tokens,
+        logprobs=tuple(req.logprobs),
+        top_logprobs=tuple(req.top_logprobs),
+        step_lens=tuple(req.step_lens),
     )
 
 

@@ -16,6 +16,7 @@ from spec_v2.sampling_params import SamplingParams
 from spec_v2.scheduler.future_map import FutureMap
 from spec_v2.scheduler.schedule_batch import Request
 from spec_v2.scheduler.scheduler import Scheduler
+from spec_v2.scheduler.stop_strings import StopStrings
 from spec_v2.scheduler.streams import make_stream
 from spec_v2.server_args import ServerArgs
 from spec_v2.speculative_hook import resolve_speculative
@@ -171,6 +172,7 @@ class Engine:
             topk=args.topk if draft is not None else 0,
             hidden_size=draft.hidden_size if draft is not None and carries_hidden else 0,
             history_width=cache.row_table.width if algorithm.is_ngram() else 0,
+            vocab_size=target.vocab_size,
             dtype=self.dtype,
             device=self.device,
             debug=debug,
@@ -219,6 +221,7 @@ class Engine:
 
     def _request(self, i: int, prompt: Prompt, params: SamplingParams) -> Request:
         ids = self._token_ids(i, prompt)
+        self._check_token_ids(i, params)
         room = self.context_length - len(ids)
         if room < 1:
             raise ValueError(
@@ -237,6 +240,7 @@ class Engine:
             seed=seed,
             max_new_tokens=min(params.max_new_tokens, room),
             stop_token_ids=self._stop_token_ids(params),
+            stop_strings=self._stop_strings(i, params),
         )
 
     def _token_ids(self, i: int, prompt: Prompt) -> tuple[int, ...]:
@@ -257,6 +261,24 @@ class Engine:
                     f"prompts[{i}] holds {token!r}; token ids are integers from 0 to {vocab_size - 1}"
                 )
         return ids
+
+    def _stop_strings(self, i: int, params: SamplingParams) -> StopStrings | None:
+        if not params.stop:
+            return None
+        if self.tokenizer is None:
+            raise ValueError(
+                f"stop={params.stop!r} for prompts[{i}], but this engine has no tokenizer; use stop_token_ids or give tokenizer="
+            )
+        return StopStrings(self.tokenizer, params.stop)
+
+    def _check_token_ids(self, i: int, params: SamplingParams) -> None:
+        vocab_size = int(self.model.config.vocab_size)
+        for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
+            for token in ids:
+                if token >= vocab_size:
+                    raise ValueError(
+                        f"{name} for prompts[{i}] holds {token}; token ids are below vocab_size={vocab_size}"
+                    )
 
     def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:
         ids = set(params.stop_token_ids)

@@ -54,6 +54,17 @@ class TreeShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CountReset:
+    """What is known of requests with penalties when their prefill begins: rows, and (row, token) pairs."""
+
+    rows: Int[Tensor, " r"]
+    prompt_rows: Int[Tensor, " p"]
+    prompt_tokens: Int[Tensor, " p"]
+    output_rows: Int[Tensor, " o"]
+    output_tokens: Int[Tensor, " o"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PromptStaging:
     """Known tokens in host memory, one request after the other. A prefill consumes them once.
 
@@ -68,6 +79,7 @@ class PromptStaging:
     extend_lens: tuple[int, ...]
     next_ids: Int[Tensor, " b"]
     known_ids: Int[Tensor, " known"]
+    count_reset: CountReset | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +124,19 @@ class DraftTree:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """Log-probabilities of the emitted tokens and the `j` most likely ones in each place.
+
+    Taken from the target's own logits, before penalties, bias and temperature. `lw` is `w`, or 0 where no
+    request of the batch asked.
+    """
+
+    chosen: Float[Tensor, "b lw"]
+    top: Float[Tensor, "b lw j"]
+    top_ids: Int[Tensor, "b lw j"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """What the target says about a tree.
 
@@ -127,6 +152,7 @@ class Verdict:
     new_seq_lens: Int[Tensor, " b"]
     draft_depths: Int[Tensor, " b"]
     hidden_states: Float[Tensor, "b w h"]
+    logprobs: TokenLogprobs
 
     @property
     def num_correct_drafts(self) -> Int[Tensor, " b"]:
@@ -141,3 +167,4 @@ class HostVerdict:
     predict: Int[Tensor, "b w"]
     accept_lens: Int[Tensor, " b"]
     draft_depths: Int[Tensor, " b"]
+    logprobs: TokenLogprobs

@@ -54,7 +54,9 @@ def build_kv_cache(
     row_width = context_length + 2 * slots_per_step + page_size
     if max_total_tokens is None:
         slot_bytes = bytes_per_slot(target_geometry, dtype) + bytes_per_slot(draft_geometry, dtype)
-        max_total_tokens = min(max_running_requests * row_width, _budget_bytes(device, mem_fraction) // max(slot_bytes, 1))
+        max_total_tokens = min(
+            max_running_requests * row_width, _budget_bytes(device, mem_fraction) // max(slot_bytes, 1)
+        )
     num_pages = max_total_tokens // page_size
     if num_pages < 1:
         raise ValueError(

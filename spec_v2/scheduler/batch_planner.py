@@ -9,9 +9,10 @@ from collections import deque
 import torch
 
 from spec_v2.mem_cache.kv_cache_builder import KvCache
-from spec_v2.scheduler.schedule_batch import Request, SamplingBatchInfo, ScheduleBatch, host_tensor
+from spec_v2.scheduler.sampling_batch_info import SamplingBatchInfo, host_tensor
+from spec_v2.scheduler.schedule_batch import Request, ScheduleBatch
 from spec_v2.server_args import ServerArgs
-from spec_v2.types import ForwardMode, PromptStaging
+from spec_v2.types import CountReset, ForwardMode, PromptStaging
 
 KEY_BLOCK = 64
 
@@ -102,7 +103,11 @@ class BatchPlanner:
         req.fill_ids = req.prompt_ids + tuple(req.output_ids)
         prefix = self.cache.prefix.match(req.fill_ids)
         num_cached = len(prefix) * self.cache.pages.page_size
-        if self.server_args.chunked_prefill_size is None and not first and len(req.fill_ids) - num_cached > budget:
+        if (
+            self.server_args.chunked_prefill_size is None
+            and not first
+            and len(req.fill_ids) - num_cached > budget
+        ):
             return None
         self.cache.prefix.lock(prefix)
         wanted = self._pages_for(len(req.fill_ids)) - len(prefix)
@@ -127,7 +132,9 @@ class BatchPlanner:
 
         rows = host([r.row for r in reqs])
         chunks = [r.fill_ids[start:end] for r, (start, end) in zip(reqs, spans, strict=True)]
-        next_ids = [r.fill_ids[end] if end < len(r.fill_ids) else -1 for r, (_, end) in zip(reqs, spans, strict=True)]
+        next_ids = [
+            r.fill_ids[end] if end < len(r.fill_ids) else -1 for r, (_, end) in zip(reqs, spans, strict=True)
+        ]
         known = [t for r, (_, end) in zip(reqs, spans, strict=True) for t in r.fill_ids[:end]]
         return ScheduleBatch(
             reqs=reqs,
@@ -143,8 +150,28 @@ class BatchPlanner:
                 extend_lens=tuple(end - start for start, end in spans),
                 next_ids=host(next_ids),
                 known_ids=host(known if self.keeps_known_ids else []),
+                count_reset=self._count_reset(
+                    [r for r, (_, end) in zip(reqs, spans, strict=True) if end == len(r.fill_ids)]
+                ),
             ),
             spec_info=rows,
+        )
+
+    def _count_reset(self, complete: list[Request]) -> CountReset | None:
+        """For the last chunk of requests with penalties: what they are counted from."""
+        reqs = [r for r in complete if r.params.penalises]
+        if not reqs:
+            return None
+
+        def host(values: list[int]) -> torch.Tensor:
+            return host_tensor(values, torch.long, self.pin)
+
+        return CountReset(
+            rows=host([r.row for r in reqs]),
+            prompt_rows=host([r.row for r in reqs for _ in r.prompt_ids]),
+            prompt_tokens=host([t for r in reqs for t in r.prompt_ids]),
+            output_rows=host([r.row for r in reqs for _ in r.output_ids]),
+            output_tokens=host([t for r in reqs for t in r.output_ids]),
         )
 
     # -- memory --------------------------------------------------------------------------------------------

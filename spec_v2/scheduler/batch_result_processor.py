@@ -2,6 +2,7 @@
 
 from spec_v2.scheduler.batch_planner import BatchPlanner
 from spec_v2.scheduler.schedule_batch import GenerationBatchResult, Request, ScheduleBatch
+from spec_v2.types import TokenLogprobs
 
 
 class BatchResultProcessor:
@@ -31,10 +32,22 @@ class BatchResultProcessor:
                 req.kv_committed_len += accept_lens[i]
                 req.accept_lens.append(accept_lens[i])
                 req.draft_depths.append(draft_depths[i])
+            before = len(req.output_ids)
             req.commit(predict[i][: accept_lens[i]])
+            req.step_lens.append(len(req.output_ids) - before)
+            if req.params.logprobs:
+                self._keep_logprobs(req, host.logprobs, i, len(req.output_ids) - before)
             if req.finished:
                 self._planner.finish(req)
                 finished.append(req)
             elif batch.forward_mode.is_extend():
                 self._planner.keep_prefix(req)
         return finished
+
+    def _keep_logprobs(self, req: Request, logprobs: TokenLogprobs, i: int, count: int) -> None:
+        """Those of the tokens that were committed, and no more."""
+        req.logprobs += logprobs.chosen[i, :count].tolist()
+        num_top = req.params.top_logprobs
+        ids, values = logprobs.top_ids[i, :count, :num_top], logprobs.top[i, :count, :num_top]
+        for row_ids, row_values in zip(ids.tolist(), values.tolist(), strict=True):
+            req.top_logprobs.append(dict(zip(row_ids, row_values, strict=True)))

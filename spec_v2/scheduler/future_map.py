@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from spec_v2.kernels.adjust_logits import TokenCounts
 from spec_v2.scheduler.schedule_batch import ScheduleBatch
 from spec_v2.scheduler.streams import Event, Stream
 from spec_v2.types import NextDraft, StepInputs, Verdict
@@ -30,6 +31,7 @@ class FutureMap:
         topk: int,
         hidden_size: int,
         history_width: int,
+        vocab_size: int,
         dtype: torch.dtype,
         device: torch.device,
         debug: bool = False,
@@ -45,6 +47,7 @@ class FutureMap:
         self.hidden_states: Float[Tensor, "rows h"] = torch.full(
             (num_rows, hidden_size), torch.nan, dtype=dtype, device=device
         )
+        self.token_counts = TokenCounts(num_rows, vocab_size, device)
         self.publish_ready: Event | None = None
         self.debug = debug
 
@@ -61,6 +64,7 @@ class FutureMap:
         self.topk_p[rows] = next_draft.topk_p
         self.topk_index[rows] = next_draft.topk_index
         self.hidden_states[rows] = next_draft.hidden_states
+        self.token_counts.add(rows, verdict.predict)
         if self.history.shape[1]:
             first = verdict.new_seq_lens - verdict.accept_lens + 1
             self.append_history(rows, first, verdict.predict)
@@ -105,6 +109,9 @@ def resolve_forward_inputs(batch: ScheduleBatch, future_map: FutureMap, stream: 
     """Turn the batch's rows into this step's inputs (a launch). Consumes one-shot staging, so it comes before
     isolation: what it takes must stay taken."""
     if batch.forward_mode.is_extend():
-        batch.spec_info, batch.prompt_staging = batch.prompt_staging, None
+        prompt = batch.spec_info = batch.prompt_staging
+        batch.prompt_staging = None
+        if prompt is not None and prompt.count_reset is not None:
+            stream.launch(future_map.token_counts.reset, prompt.count_reset, label="counts")
         return
     batch.spec_info = stream.launch(future_map.resolve, batch.rows, batch.seq_lens, label="resolve")

@@ -8,9 +8,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from spec_v2.kernels.sample_nodes import SamplingInputs
 from spec_v2.mem_cache.prefix_cache import Node
 from spec_v2.sampling_params import SamplingParams
+from spec_v2.scheduler.sampling_batch_info import SamplingBatchInfo, host_tensor
+from spec_v2.scheduler.stop_strings import StopStrings
 from spec_v2.scheduler.streams import Event, Pending
 from spec_v2.types import DraftTree, ForwardMode, HostVerdict, NextDraft, PromptStaging, Verdict
 
@@ -28,9 +29,13 @@ class Request:
     seed: int
     max_new_tokens: int  # what the request asked for, cut to what the context holds
     stop_token_ids: frozenset[int]
+    stop_strings: StopStrings | None = None
 
     output_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[dict[int, float]] = field(default_factory=list)
     finish_reason: str | None = None
+    matched_stop: int | str | None = None
     fill_ids: tuple[int, ...] = ()  # what its prefill runs: the prompt, and after a retraction its output
     row: int = 0
     pages: list[int] = field(default_factory=list)
@@ -40,6 +45,7 @@ class Request:
     kv_committed_len: int = 0
     kv_allocated_len: int = 0
     num_in_flight: int = 0
+    step_lens: list[int] = field(default_factory=list)  # tokens of each step in the output, prefills too
     accept_lens: list[int] = field(default_factory=list)
     draft_depths: list[int] = field(default_factory=list)
 
@@ -52,45 +58,26 @@ class Request:
         return len(self.output_ids) + self.num_in_flight >= self.max_new_tokens
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Append a step's tokens up to the earliest cut: a stop token, else the length."""
+        """Append a step's tokens up to the earliest cut: a stop token or string, else the length.
+
+        Nothing stops an answer before `min_new_tokens`.
+        """
         for token in tokens:
             self.output_ids.append(token)
-            if token in self.stop_token_ids:
-                self.finish_reason = "stop"
-            elif len(self.output_ids) >= self.max_new_tokens:
+            if len(self.output_ids) >= self.params.min_new_tokens:
+                self._look_for_stop(token)
+            if self.finish_reason is None and len(self.output_ids) >= self.max_new_tokens:
                 self.finish_reason = "length"
-            if self.finished:
+            if self.finish_reason is not None:
                 return
 
-
-@dataclass(frozen=True, slots=True)
-class SamplingBatchInfo:
-    """How each request of a batch samples."""
-
-    inputs: SamplingInputs
-
-    @classmethod
-    def from_requests(cls, reqs: Sequence[Request], pin: bool) -> "SamplingBatchInfo":
-        params = [r.params for r in reqs]
-        no_limit = torch.iinfo(torch.int64).max
-
-        def host(values: Sequence[float | int], dtype: torch.dtype) -> Tensor:
-            return host_tensor(values, dtype, pin)
-
-        return cls(
-            SamplingInputs(
-                temperatures=host([p.temperature for p in params], torch.float32),
-                top_ks=host([p.top_k if p.top_k > 0 else no_limit for p in params], torch.long),
-                top_ps=host([p.top_p for p in params], torch.float32),
-                seeds=host([r.seed for r in reqs], torch.long),
-                all_greedy=all(p.is_greedy for p in params),
-                any_filter=any(not p.is_greedy and (p.top_k > 0 or p.top_p < 1) for p in params),
-            )
-        )
-
-    def copy_for_forward(self) -> "SamplingBatchInfo":
-        """A copy that only the forward sees."""
-        return SamplingBatchInfo(self.inputs)
+    def _look_for_stop(self, token: int) -> None:
+        if token in self.stop_token_ids:
+            self.matched_stop = token
+        elif self.stop_strings is not None:
+            self.matched_stop = self.stop_strings.find(self.output_ids)
+        if self.matched_stop is not None:
+            self.finish_reason = "stop"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -154,9 +141,3 @@ class GenerationBatchResult:
     epochs: tuple[int, ...] = ()
     host: Pending[HostVerdict] | None = None
     copy_done: Event | None = None
-
-
-def host_tensor(values: Sequence[float | int], dtype: torch.dtype, pin: bool) -> Tensor:
-    """A new host tensor; pinned, its upload does not block. Never written again: a launch may read it later."""
-    tensor = torch.tensor(values, dtype=dtype)
-    return tensor.pin_memory() if pin else tensor

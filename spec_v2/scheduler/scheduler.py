@@ -14,16 +14,11 @@ from spec_v2.observability.trace import Trace
 from spec_v2.scheduler.batch_planner import BatchPlanner
 from spec_v2.scheduler.batch_result_processor import BatchResultProcessor
 from spec_v2.scheduler.future_map import FutureMap, resolve_forward_inputs
-from spec_v2.scheduler.schedule_batch import (
-    GenerationBatchResult,
-    Request,
-    SamplingBatchInfo,
-    ScheduleBatch,
-    host_tensor,
-)
+from spec_v2.scheduler.sampling_batch_info import host_tensor
+from spec_v2.scheduler.schedule_batch import GenerationBatchResult, Request, ScheduleBatch
 from spec_v2.scheduler.streams import Step, Stream
 from spec_v2.server_args import ServerArgs
-from spec_v2.types import ForwardMode, HostVerdict, PromptStaging, Verdict
+from spec_v2.types import HostVerdict, TokenLogprobs, Verdict
 
 
 class Worker(Protocol):
@@ -212,6 +207,8 @@ def copy_to_host(verdict: Verdict) -> HostVerdict:
     """Start the download of what the host commits. On a CPU this hands over the tensors themselves."""
 
     def download(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.numel() == 0:
+            return tensor.cpu()
         if tensor.device.type == "cpu":
             return tensor
         pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -221,4 +218,9 @@ def copy_to_host(verdict: Verdict) -> HostVerdict:
         predict=download(verdict.predict),
         accept_lens=download(verdict.accept_lens),
         draft_depths=download(verdict.draft_depths),
+        logprobs=TokenLogprobs(
+            chosen=download(verdict.logprobs.chosen),
+            top=download(verdict.logprobs.top),
+            top_ids=download(verdict.logprobs.top_ids),
+        ),
     )

@@ -9,13 +9,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spec_v2.kernels.sample_nodes import SamplingInputs, sample_nodes
+from spec_v2.kernels.adjust_logits import TokenCounts, adjust_logits
+from spec_v2.kernels.sample_nodes import sample_nodes
+from spec_v2.kernels.top_k import top_k
 from spec_v2.kernels.tree_structure import ancestor_mask
 from spec_v2.kernels.verify_tree import verify_tree
 from spec_v2.mem_cache.kv_cache_builder import KvCache
 from spec_v2.model_executor.forward_batch import extend_forward_batch, window_forward_batch
 from spec_v2.model_executor.model_runner import ModelRunner
-from spec_v2.types import DraftTree, PromptStaging, StepInputs, TreeShape, Verdict
+from spec_v2.scheduler.sampling_batch_info import SamplingBatchInfo
+from spec_v2.types import DraftTree, PromptStaging, StepInputs, TokenLogprobs, TreeShape, Verdict
 
 
 def verify(
@@ -24,7 +27,8 @@ def verify(
     inputs: StepInputs,
     tree: DraftTree,
     shape: TreeShape,
-    sampling: SamplingInputs,
+    sampling_info: SamplingBatchInfo,
+    counts: TokenCounts,
     max_seq_len: int,
     keep_hidden: bool,
 ) -> Verdict:
@@ -34,7 +38,7 @@ def verify(
     states of the accepted path lie at `seq_lens ..`, as if those tokens had been decoded one by one.
     """
     b, n = tree.tokens.shape
-    sampling = sampling.to(inputs.rows.device)
+    info = sampling_info.to(inputs.rows.device)
     visible = ancestor_mask(tree.parents)
     depths = visible.sum(-1) - 1
     positions = inputs.seq_lens[:, None] + depths
@@ -50,7 +54,17 @@ def verify(
         visible=visible,
     )
     out = target.forward(tree.tokens.flatten(), positions.flatten(), forward_batch)
-    target_tokens = sample_nodes(out.logits.view(b, n, -1), positions + 1, sampling)
+    logits = out.logits.view(b, n, -1)
+    adjusted = adjust_logits(
+        logits,
+        rows=inputs.rows,
+        tokens=tree.tokens,
+        visible=visible,
+        positions=positions + 1,
+        inputs=info.logits,
+        counts=counts,
+    )
+    target_tokens = sample_nodes(adjusted, positions + 1, info.sampling)
     accept_index, predict, accept_lens = verify_tree(
         tokens=tree.tokens,
         parents=tree.parents,
@@ -68,6 +82,7 @@ def verify(
         new_seq_lens=inputs.seq_lens + accept_lens,
         draft_depths=depths.amax(1),
         hidden_states=hidden.gather(1, path[:, :, None].expand(-1, -1, hidden.shape[2])),
+        logprobs=token_logprobs(logits, path, predict, info.num_logprobs),
     )
 
 
@@ -85,6 +100,26 @@ def move_accepted_kv(cache: KvCache, slots: Int[Tensor, "b n"], accept_index: In
     )
 
 
+def token_logprobs(
+    logits: Float[Tensor, "b n v"], path: Int[Tensor, "b w"], predict: Int[Tensor, "b w"], num_logprobs: int
+) -> TokenLogprobs:
+    """Log-probabilities along the accepted path. `num_logprobs`: -1 for none, else how many of the most likely."""
+    b = len(path)
+    if num_logprobs < 0:
+        nothing = logits.new_empty(b, 0, 0, dtype=torch.float32)
+        return TokenLogprobs(chosen=nothing[:, :, 0:0].sum(-1), top=nothing, top_ids=nothing.long())
+    on_path = logits.gather(1, path[:, :, None].expand(-1, -1, logits.shape[2]))
+    logprobs = on_path.float().log_softmax(-1)
+    # exp keeps the order and makes every entry fit for top_k, which wants numbers that are not negative
+    _, top_ids = top_k(logprobs.flatten(0, 1).exp(), max(num_logprobs, 1))
+    top_ids = top_ids[:, :num_logprobs].view(b, path.shape[1], num_logprobs)
+    return TokenLogprobs(
+        chosen=logprobs.gather(2, predict.clamp(min=0)[:, :, None])[:, :, 0],
+        top=logprobs.gather(2, top_ids),
+        top_ids=top_ids,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillOutput:
     """A prefill's verdict (one token per request), and the target's hidden states of all prompt tokens."""
@@ -94,11 +129,16 @@ class PrefillOutput:
 
 
 def prefill_target(
-    target: ModelRunner, cache: KvCache, prompt: PromptStaging, sampling: SamplingInputs, keep_hidden: bool
+    target: ModelRunner,
+    cache: KvCache,
+    prompt: PromptStaging,
+    sampling_info: SamplingBatchInfo,
+    counts: TokenCounts,
+    keep_hidden: bool,
 ) -> PrefillOutput:
     """Run prompts, or chunks of them, and choose the first token of each that is complete."""
     device = cache.row_table.slots.device
-    sampling = sampling.to(device)
+    info = sampling_info.to(device)
     rows, input_ids, positions, last = place_prompts(prompt, device)
     forward_batch = extend_forward_batch(
         kv_pool=cache.target_pool,
@@ -109,7 +149,18 @@ def prefill_target(
     )
     out = target.forward(input_ids, positions, forward_batch, logits_at=last)
     seq_lens = positions[last] + 1
-    bonus = sample_nodes(out.logits[:, None], seq_lens[:, None], sampling)
+    logits = out.logits[:, None]
+    only_root = torch.ones(len(last), 1, 1, dtype=torch.bool, device=device)
+    adjusted = adjust_logits(
+        logits,
+        rows=rows,
+        tokens=input_ids[last][:, None],
+        visible=only_root,
+        positions=seq_lens[:, None],
+        inputs=info.logits,
+        counts=counts,
+    )
+    bonus = sample_nodes(adjusted, seq_lens[:, None], info.sampling)
     emits = prompt.next_ids.to(device, non_blocking=True)[:, None] < 0
     hidden = out.hidden_states if keep_hidden else out.hidden_states[:, :0]
     verdict = Verdict(
@@ -119,6 +170,7 @@ def prefill_target(
         new_seq_lens=seq_lens,
         draft_depths=torch.zeros_like(seq_lens),
         hidden_states=hidden[last][:, None],
+        logprobs=token_logprobs(logits, torch.zeros_like(bonus), bonus, info.num_logprobs),
     )
     return PrefillOutput(verdict=verdict, hidden_states=hidden)
 

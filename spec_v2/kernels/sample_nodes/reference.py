@@ -1,4 +1,4 @@
-"""Temperature, top-k, top-p, then the first id whose running sum exceeds the coin."""
+"""Temperature, top-k, top-p, min-p, then the first id whose running sum exceeds the coin."""
 
 from dataclasses import dataclass
 
@@ -17,6 +17,7 @@ class SamplingInputs:
     temperatures: Float[Tensor, " b"]
     top_ks: Int[Tensor, " b"]
     top_ps: Float[Tensor, " b"]
+    min_ps: Float[Tensor, " b"]
     seeds: Int[Tensor, " b"]
     all_greedy: bool
     any_filter: bool
@@ -27,6 +28,7 @@ class SamplingInputs:
             temperatures=self.temperatures.to(device, non_blocking=True),
             top_ks=self.top_ks.to(device, non_blocking=True),
             top_ps=self.top_ps.to(device, non_blocking=True),
+            min_ps=self.min_ps.to(device, non_blocking=True),
             seeds=self.seeds.to(device, non_blocking=True),
             all_greedy=self.all_greedy,
             any_filter=self.any_filter,
@@ -46,6 +48,7 @@ def sample_nodes_reference(
         sampling.temperatures.repeat_interleave(n),
         sampling.top_ks.repeat_interleave(n),
         sampling.top_ps.repeat_interleave(n),
+        sampling.min_ps.repeat_interleave(n),
         any_filter=sampling.any_filter,
     )
     coins = position_coins(sampling.seeds[:, None].expand(b, n), positions)
@@ -58,10 +61,11 @@ def processed_probs(
     temperatures: Float[Tensor, " r"],
     top_ks: Int[Tensor, " r"],
     top_ps: Float[Tensor, " r"],
+    min_ps: Float[Tensor, " r"],
     *,
     any_filter: bool = True,
 ) -> Float[Tensor, "r v"]:
-    """Probabilities after temperature, top-k, then top-p of what top-k left. Not renormalised at the end.
+    """Probabilities after temperature, top-k, top-p of what top-k left, then min-p. Not renormalised at the end.
 
     fp32, or fp64 for an fp64 model. Of equal logits the lower id ranks first.
     """
@@ -77,6 +81,7 @@ def processed_probs(
     limit = top_ps.to(wide.dtype)[:, None] * ranked.sum(-1, keepdim=True)
     keep_all = top_ps[:, None] >= 1.0  # rounding must not drop the tail of an unfiltered row
     ranked = torch.where((before < limit) | keep_all, ranked, 0)
+    ranked = torch.where(ranked >= min_ps.to(wide.dtype)[:, None] * ranked[:, :1], ranked, 0)
     return torch.zeros_like(probs).scatter(-1, ids, ranked)
 
 
