@@ -1,27 +1,26 @@
 """The front door: `Engine(model=..., **server_args).generate(prompts, SamplingParams(...))`."""
 
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
 import torch
 
+from spec_v2.admission import Prompt, RequestFactory
 from spec_v2.completion import Completion, completion_of
 from spec_v2.mem_cache.kv_cache_builder import build_kv_cache
 from spec_v2.model_executor.model_runner import ModelRunner
 from spec_v2.models.draft_models import check_same_vocabulary, load_draft_model
+from spec_v2.observability.progress import progress_bar
 from spec_v2.observability.trace import Trace
 from spec_v2.sampling_params import SamplingParams
 from spec_v2.scheduler.future_map import FutureMap
 from spec_v2.scheduler.schedule_batch import Request
 from spec_v2.scheduler.scheduler import Scheduler
-from spec_v2.scheduler.stop_strings import StopStrings
 from spec_v2.scheduler.streams import make_stream
 from spec_v2.server_args import ServerArgs
 from spec_v2.speculative_hook import resolve_speculative
-
-Prompt = str | Sequence[int]
+from spec_v2.streaming import Chunk, RequestStream
 
 
 class Engine:
@@ -52,6 +51,9 @@ class Engine:
         self.model, self.tokenizer, self.dtype = self._load(model, tokenizer)
         self.context_length = self._context_length()
         self.trace = Trace()
+        self._factory = RequestFactory(
+            self.model, self.tokenizer, self.context_length, self.server_args.random_seed
+        )
         self._runners: list[ModelRunner] = []
         target = self._runner(self.model, "model_path")
         draft = self._draft_runner(draft_model)
@@ -68,21 +70,35 @@ class Engine:
     ) -> list[Completion]:
         """One completion per prompt, in order. A single prompt gives a list of one.
 
-        A prompt is text or token ids. `sampling_params`: one for all, or one for each. `progress`: a bar on
+        A prompt is text, token ids, or chat messages (the model's own template). `sampling_params`: one for all, or one for each. `progress`: a bar on
         stderr; None shows it to a terminal or notebook only. Raises ValueError, before anything runs, for a
         prompt or parameter that cannot work. An interrupt or error frees all and leaves the engine usable.
         """
-        requests = self._requests(prompts, sampling_params)
+        requests = self._submit(prompts, sampling_params)
         try:
-            for req in requests:
-                self.scheduler.add_request(req)
-            with _progress_bar(sum(r.max_new_tokens for r in requests), progress) as bar:
-                for _ in self.scheduler.event_loop():
+            with progress_bar(sum(r.max_new_tokens for r in requests), "tok", progress) as bar:
+                for _ in self._steps(requests):
                     bar.update(sum(len(r.output_ids) for r in requests) - bar.n)
         except BaseException:
             self.scheduler.abort_all()
             raise
         return [completion_of(req, self.tokenizer) for req in requests]
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Iterator[Chunk]:
+        """Like `generate`, but gives each request's news after every step. Leaving the loop early aborts them.
+
+        Other calls may be made between chunks: their requests join the same batches.
+        """
+        requests = self._submit(prompts, sampling_params)
+        return self._stream([RequestStream(i, r, self.tokenizer) for i, r in enumerate(requests)])
+
+    def abort(self, request_id: int) -> None:
+        """End a running request at the next step: finish_reason "abort", its text so far. Any thread may call."""
+        self.scheduler.abort_request(request_id)
 
     def close(self) -> None:
         """Stop the streams and give the model its own attention back. The engine cannot be used afterwards."""
@@ -102,6 +118,40 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _submit(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> list[Request]:
+        if self._closed:
+            raise RuntimeError("this engine is closed; make a new Engine")
+        requests = self._factory.make(prompts, sampling_params)
+        for req in requests:
+            self.scheduler.planner.check_fits(req)
+        for req in requests:
+            self.scheduler.add_request(req)
+        return requests
+
+    def _steps(self, requests: list[Request]) -> Iterator[None]:
+        """Run steps until these requests are done, and to the end where there are no others."""
+        for _ in self.scheduler.event_loop():
+            yield
+            if all(r.finished for r in requests) and self.scheduler.has_requests:
+                return
+
+    def _stream(self, streams: list[RequestStream]) -> Iterator[Chunk]:
+        requests = [s.req for s in streams]
+        try:
+            for _ in self._steps(requests):
+                yield from filter(None, [s.news() for s in streams])
+            yield from filter(None, [s.news() for s in streams])  # ended by another caller's steps
+        except GeneratorExit:
+            self.scheduler.abort_now([r for r in requests if not r.finished])
+            raise
+        except BaseException:
+            self.scheduler.abort_all()
+            raise
 
     def __repr__(self) -> str:
         return f"Engine({self.server_args!r}, device={str(self.device)!r}, dtype={str(self.dtype)!r})"
@@ -199,96 +249,6 @@ class Engine:
             device=self.device,
             trace=self.trace,
         )
-        self._num_requests = 0
-
-    # -- requests ------------------------------------------------------------------------------------------
-
-    def _requests(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-    ) -> list[Request]:
-        if self._closed:
-            raise RuntimeError("this engine is closed; make a new Engine")
-        many = _as_list(prompts)
-        params = _as_params(sampling_params, len(many))
-        requests = []
-        for i, (prompt, param) in enumerate(zip(many, params, strict=True)):
-            requests.append(self._request(i, prompt, param))
-        for req in requests:
-            self.scheduler.planner.check_fits(req)
-        return requests
-
-    def _request(self, i: int, prompt: Prompt, params: SamplingParams) -> Request:
-        ids = self._token_ids(i, prompt)
-        self._check_token_ids(i, params)
-        room = self.context_length - len(ids)
-        if room < 1:
-            raise ValueError(
-                f"prompts[{i}] has {len(ids)} tokens and the context holds {self.context_length}, one of them for "
-                "an answer; shorten the prompt or raise context_length"
-            )
-        request_id = self._num_requests
-        self._num_requests += 1
-        seed = params.seed
-        if seed is None:
-            seed = (self.server_args.random_seed * 1_000_003 + request_id) % (1 << 63)
-        return Request(
-            request_id=request_id,
-            prompt_ids=ids,
-            params=params,
-            seed=seed,
-            max_new_tokens=min(params.max_new_tokens, room),
-            stop_token_ids=self._stop_token_ids(params),
-            stop_strings=self._stop_strings(i, params),
-        )
-
-    def _token_ids(self, i: int, prompt: Prompt) -> tuple[int, ...]:
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise ValueError(
-                    f"prompts[{i}] is text, but this engine has no tokenizer; give token ids or tokenizer="
-                )
-            ids = tuple(self.tokenizer(prompt)["input_ids"])
-        else:
-            ids = tuple(prompt)
-        if not ids:
-            raise ValueError(f"prompts[{i}] is empty; give at least one token")
-        vocab_size = int(self.model.config.vocab_size)
-        for token in ids:
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-                raise ValueError(
-                    f"prompts[{i}] holds {token!r}; token ids are integers from 0 to {vocab_size - 1}"
-                )
-        return ids
-
-    def _stop_strings(self, i: int, params: SamplingParams) -> StopStrings | None:
-        if not params.stop:
-            return None
-        if self.tokenizer is None:
-            raise ValueError(
-                f"stop={params.stop!r} for prompts[{i}], but this engine has no tokenizer; use stop_token_ids or give tokenizer="
-            )
-        return StopStrings(self.tokenizer, params.stop)
-
-    def _check_token_ids(self, i: int, params: SamplingParams) -> None:
-        vocab_size = int(self.model.config.vocab_size)
-        for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
-            for token in ids:
-                if token >= vocab_size:
-                    raise ValueError(
-                        f"{name} for prompts[{i}] holds {token}; token ids are below vocab_size={vocab_size}"
-                    )
-
-    def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:
-        ids = set(params.stop_token_ids)
-        if not params.ignore_eos:
-            eos = self.model.generation_config.eos_token_id if self.model.can_generate() else None
-            eos = self.model.config.eos_token_id if eos is None else eos
-            ids |= {eos} if isinstance(eos, int) else set(eos or ())
-            if self.tokenizer is not None and self.tokenizer.eos_token_id is not None:
-                ids.add(self.tokenizer.eos_token_id)
-        return frozenset(ids)
 
 
 def _device(name: str) -> torch.device:
@@ -298,50 +258,3 @@ def _device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={name!r}: this machine has no usable CUDA device; use --device cpu")
     return device
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
-    if not isinstance(prompts, Iterable):
-        raise ValueError(f"prompts={prompts!r}: give text, token ids, or a list of either")
-    many = list(prompts)
-    if not many:
-        raise ValueError("prompts is empty; give at least one prompt")
-    return [many] if isinstance(many[0], int) else many  # type: ignore[list-item, return-value]
-
-
-def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if params is None:
-        return [SamplingParams()] * count
-    if isinstance(params, SamplingParams):
-        return [params] * count
-    many = list(params)
-    if len(many) != count or not all(isinstance(p, SamplingParams) for p in many):
-        raise ValueError(
-            f"sampling_params holds {len(many)} entries for {count} prompts; give one SamplingParams for all, or "
-            "one for each prompt"
-        )
-    return many
-
-
-def _progress_bar(total: int, progress: bool | None) -> Any:
-    if progress is None:
-        progress = sys.stderr.isatty() or "ipykernel" in sys.modules
-    if not progress:
-        import contextlib
-
-        return contextlib.nullcontext(_NoBar())
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # tqdm.auto warns where ipywidgets is missing
-        from tqdm.auto import tqdm
-    return tqdm(total=total, unit="tok", leave=False, desc="generate")
-
-
-class _NoBar:
-    n = 0
-
-    def update(self, count: int) -> None:
-        """Nothing to show."""

@@ -186,10 +186,19 @@ class Scheduler:
 
     def _end_aborted(self) -> None:
         ids, self._abort_ids = self._abort_ids, set()
-        for req in [*self.planner.live.values(), *self.planner.waiting]:
-            if req.request_id in ids:
-                req.finish_reason = "abort"
-                self.planner.finish(req)
+        requests = [*self.planner.live.values(), *self.planner.waiting]
+        self.abort_now([r for r in requests if r.request_id in ids])
+
+    def abort_now(self, requests: list[Request]) -> None:
+        """End requests between two steps. What is in flight for them is dropped when it lands."""
+        for req in requests:
+            req.finish_reason = "abort"
+            self.planner.finish(req)
+
+    @property
+    def has_requests(self) -> bool:
+        """True where some request is running or waiting."""
+        return bool(self.planner.live or self.planner.waiting)
 
     # -- giving up -----------------------------------------------------------------------------------------
 

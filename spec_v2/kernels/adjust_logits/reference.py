@@ -1,6 +1,6 @@
 """Count the tokens of each node's path on top of what the request has emitted, then apply the rules."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -38,11 +38,8 @@ class LogitInputs:
 
     def to(self, device: torch.device) -> "LogitInputs":
         """The same on `device`; the copy does not block the host."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved = {
-            k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in values.items()
-        }
-        return LogitInputs(**moved)
+        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.type is not bool}
+        return replace(self, **{name: t.to(device, non_blocking=True) for name, t in tensors.items()})
 
 
 class TokenCounts:
