@@ -138,7 +138,7 @@ def as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: i
         return [SamplingParams()] * count
     if isinstance(params, SamplingParams):
         return [params] * count
-    many = list(params) if isinstance(params, Iterable) else [params]
+    many: list[Any] = [*params]
     if len(many) != count or any(not isinstance(p, SamplingParams) for p in many):
         raise ValueError(
             f"sampling_params={params!r} for {count} prompts; give one SamplingParams for all, or a list with one "

@@ -10,7 +10,8 @@ from spec_v2.admission import Prompt, RequestFactory
 from spec_v2.completion import Completion, completion_of
 from spec_v2.mem_cache.kv_cache_builder import build_kv_cache
 from spec_v2.model_executor.model_runner import ModelRunner
-from spec_v2.models.draft_models import check_same_vocabulary, load_draft_model
+from spec_v2.models.draft_models import check_draft_model, load_draft_model
+from spec_v2.models.eagle3 import default_aux_layers
 from spec_v2.observability.progress import progress_bar
 from spec_v2.observability.trace import Trace
 from spec_v2.sampling_params import SamplingParams
@@ -19,6 +20,7 @@ from spec_v2.scheduler.schedule_batch import Request
 from spec_v2.scheduler.scheduler import Scheduler
 from spec_v2.scheduler.streams import make_stream
 from spec_v2.server_args import ServerArgs
+from spec_v2.spec_info import SpeculativeAlgorithm
 from spec_v2.speculative_hook import resolve_speculative
 from spec_v2.streaming import Chunk, RequestStream
 
@@ -55,7 +57,7 @@ class Engine:
             self.model, self.tokenizer, self.context_length, self.server_args.random_seed
         )
         self._runners: list[ModelRunner] = []
-        target = self._runner(self.model, "model_path")
+        target = self._runner(self.model, "model_path", self._aux_layers())
         draft = self._draft_runner(draft_model)
         self._build(target, draft, worker_class, debug)
 
@@ -74,8 +76,9 @@ class Engine:
         stderr; None shows it to a terminal or notebook only. Raises ValueError, before anything runs, for a
         prompt or parameter that cannot work. An interrupt or error frees all and leaves the engine usable.
         """
-        requests = self._submit(prompts, sampling_params)
+        requests = self._requests(prompts, sampling_params)
         try:
+            self.scheduler.add_requests(requests)
             with progress_bar(sum(r.max_new_tokens for r in requests), "tok", progress) as bar:
                 for _ in self._steps(requests):
                     bar.update(sum(len(r.output_ids) for r in requests) - bar.n)
@@ -93,7 +96,7 @@ class Engine:
 
         Other calls may be made between chunks: their requests join the same batches.
         """
-        requests = self._submit(prompts, sampling_params)
+        requests = self._requests(prompts, sampling_params)
         return self._stream([RequestStream(i, r, self.tokenizer) for i, r in enumerate(requests)])
 
     def abort(self, request_id: int) -> None:
@@ -119,7 +122,7 @@ class Engine:
     ) -> None:
         self.close()
 
-    def _submit(
+    def _requests(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
@@ -129,8 +132,6 @@ class Engine:
         requests = self._factory.make(prompts, sampling_params)
         for req in requests:
             self.scheduler.planner.check_fits(req)
-        for req in requests:
-            self.scheduler.add_request(req)
         return requests
 
     def _steps(self, requests: list[Request]) -> Iterator[None]:
@@ -143,6 +144,7 @@ class Engine:
     def _stream(self, streams: list[RequestStream]) -> Iterator[Chunk]:
         requests = [s.req for s in streams]
         try:
+            self.scheduler.add_requests(requests)
             for _ in self._steps(requests):
                 yield from filter(None, [s.news() for s in streams])
             yield from filter(None, [s.news() for s in streams])  # ended by another caller's steps
@@ -180,8 +182,13 @@ class Engine:
             )
         return wanted
 
-    def _runner(self, model: Any, field: str) -> ModelRunner:
-        runner = ModelRunner(model, self.context_length, field)
+    def _aux_layers(self) -> tuple[int, ...]:
+        if self.server_args.algorithm is not SpeculativeAlgorithm.EAGLE3:
+            return ()
+        return default_aux_layers(int(self.model.config.num_hidden_layers))
+
+    def _runner(self, model: Any, field: str, aux_layers: tuple[int, ...] = ()) -> ModelRunner:
+        runner = ModelRunner(model, self.context_length, field, aux_layers)
         self._runners.append(runner)
         return runner
 
@@ -191,7 +198,7 @@ class Engine:
             return None
         if draft_model is None:
             draft_model = load_draft_model(self.server_args, self.model, self.tokenizer)
-        check_same_vocabulary(self.server_args, self.model, draft_model)
+        check_draft_model(self.server_args, self.model, draft_model)
         positions = int(draft_model.config.max_position_embeddings)
         if positions < self.context_length:
             raise ValueError(

@@ -84,6 +84,12 @@ class ServerArgs:
     speculative_num_draft_tokens: int | None = _setting(
         int, None, "nodes verified in one step, the newest known token included", minimum=2
     )
+    speculative_token_map: str | None = _setting(
+        str, None, "EAGLE: JSON file with the token ids that the head may draft; all if not given"
+    )
+    speculative_adaptive: bool = _setting(
+        bool, False, "NGRAM: leave out the drafts while they do not pay (between steps of the whole batch)"
+    )
     enable_multi_layer_eagle: bool = _setting(bool, False, "one draft layer for each draft pass")
     speculative_ngram_min_bfs_breadth: int = _setting(int, 1, "NGRAM: fewest children of a matched node")
     speculative_ngram_max_bfs_breadth: int = _setting(int, 10, "NGRAM: most children of a matched node")

@@ -115,12 +115,14 @@ class DraftTree:
 
     Node 0 is the root (the bonus token) and parents precede children. A parent of -1 marks the root and,
     in other columns, a padding node, which nothing reaches. `scores`: the product of the drafter's
-    probabilities along the node's path (1 for the root, 0 for padding).
+    probabilities along the node's path (1 for the root, 0 for padding). `match_lens`: for NGRAM, how many of
+    the newest tokens were found earlier, drafted from or not; 0 for others.
     """
 
     tokens: Int[Tensor, "b n"]
     parents: Int[Tensor, "b n"]
     scores: Float[Tensor, "b n"]
+    match_lens: Int[Tensor, " b"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +153,7 @@ class Verdict:
     accept_lens: Int[Tensor, " b"]
     new_seq_lens: Int[Tensor, " b"]
     draft_depths: Int[Tensor, " b"]
+    match_lens: Int[Tensor, " b"]
     hidden_states: Float[Tensor, "b w h"]
     logprobs: TokenLogprobs
 
@@ -167,4 +170,5 @@ class HostVerdict:
     predict: Int[Tensor, "b w"]
     accept_lens: Int[Tensor, " b"]
     draft_depths: Int[Tensor, " b"]
+    match_lens: Int[Tensor, " b"]
     logprobs: TokenLogprobs

@@ -1,6 +1,7 @@
 """Runs a transformers causal LM, or a draft head with the same interface, on paged KV."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,10 @@ from spec_v2.model_executor.forward_batch import ForwardBatch
 
 @dataclass(frozen=True, slots=True)
 class ModelOutput:
-    """`logits` of the tokens asked for, in the model's dtype; `hidden_states` of all tokens, after the last norm."""
+    """`logits` of the tokens asked for, in the model's dtype; `hidden_states` of all tokens.
+
+    The hidden states are those after the last norm, or with `aux_layers` the inputs of those layers side by side.
+    """
 
     logits: Float[Tensor, "r v"]
     hidden_states: Float[Tensor, "t h"]
@@ -27,13 +31,24 @@ class ModelRunner:
     not go through transformers' attention interface, or scales its positions by the running length.
     """
 
-    def __init__(self, model: Any, context_length: int, field: str = "model_path") -> None:
+    def __init__(
+        self,
+        model: Any,
+        context_length: int,
+        field: str = "model_path",
+        aux_layers: tuple[int, ...] = (),
+    ) -> None:
         register()
         self.model = model
         self.context_length = context_length
         self._own_attention = _switch_attention(self.model)
         self._last_hidden: Tensor | None = None
-        self._hook = self.model.get_decoder().register_forward_hook(self._keep_hidden)
+        self._aux: dict[int, Tensor] = {}
+        self._hooks = [self.model.get_decoder().register_forward_hook(self._keep_hidden)]
+        for place, index in enumerate(aux_layers):  # a shallow target may name one layer twice
+            layer = self.model.get_decoder().layers[index]
+            keep = partial(self._keep_aux, place)
+            self._hooks.append(layer.register_forward_pre_hook(keep, with_kwargs=True))
         try:
             self.geometry = _probe_geometry(self.model, field)
         except ValueError:
@@ -41,6 +56,7 @@ class ModelRunner:
             raise
         self.vocab_size = int(self.model.config.vocab_size)
         self.hidden_size = int(self.model.config.hidden_size)
+        self._target_ids: Tensor | None = getattr(self.model, "target_ids", None)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -76,12 +92,23 @@ class ModelRunner:
 
     def detach(self) -> None:
         """Give the model its own attention back."""
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
         for config, name in self._own_attention:
             config._attn_implementation = name
 
     def _keep_hidden(self, module: nn.Module, args: Any, output: Any) -> None:
         self._last_hidden = output.last_hidden_state
+        if self._aux:
+            self._last_hidden = torch.cat([self._aux[i] for i in sorted(self._aux)], -1)
+            self._aux.clear()
+
+    def _keep_aux(self, place: int, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._aux[place] = args[0] if args else kwargs["hidden_states"]
+
+    def to_target_ids(self, ids: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+        """Target-vocabulary ids of this model's ids: the same, but for a head with a reduced vocabulary."""
+        return ids if self._target_ids is None else self._target_ids[ids]
 
 
 def _switch_attention(model: Any) -> list[tuple[Any, str]]:

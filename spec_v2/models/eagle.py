@@ -52,6 +52,15 @@ class EagleHead(nn.Module):
         self.lm_head = target.get_output_embeddings()
         if own_lm_head:
             self.lm_head = nn.Linear(hidden_size, config.vocab_size, bias=False).to(weight)
+        self.target_ids: Tensor | None = None
+        self.requires_grad_(False)
+
+    def keep_hot_tokens(self, token_map: Int[Tensor, " hot"]) -> None:
+        """Draft these target ids only (FR-Spec, Zhao et al. 2025, arXiv 2502.14856): fewer rows in the LM head."""
+        weight = self.lm_head.weight
+        self.target_ids = token_map.to(weight.device)
+        self.lm_head = nn.Linear(weight.shape[1], len(token_map), bias=False).to(weight)
+        self.lm_head.weight.data.copy_(weight[self.target_ids])
         self.requires_grad_(False)
 
     def get_decoder(self) -> nn.Module:

@@ -68,6 +68,7 @@ class BatchPlanner:
             return None
         for req in keep:
             self._own(req, self._decode_pages(req))
+        batch.drafts_pay = not self.server_args.speculative_adaptive or any(r.drafts_pay() for r in keep)
         lag = self.server_args.accept_width
         bound = max(r.kv_committed_len + r.num_in_flight * lag for r in keep)
         # Rounded up so that the lag seldom changes a shape: in bf16 the key count decides the last bit.

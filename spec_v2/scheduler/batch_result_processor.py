@@ -18,7 +18,7 @@ class BatchResultProcessor:
         result.copy_done.synchronize()
         host = result.host.get()
         accept_lens, draft_depths = host.accept_lens.tolist(), host.draft_depths.tolist()
-        predict = host.predict.tolist()
+        predict, match_lens = host.predict.tolist(), host.match_lens.tolist()
         finished: list[Request] = []
         for i, req in enumerate(batch.reqs):
             if req.epoch != result.epochs[i]:  # it was retracted while this step was in flight
@@ -32,6 +32,7 @@ class BatchResultProcessor:
                 req.kv_committed_len += accept_lens[i]
                 req.accept_lens.append(accept_lens[i])
                 req.draft_depths.append(draft_depths[i])
+                req.note_step(accept_lens[i] - 1, match_lens[i], drafted=batch.drafts_pay)
             before = len(req.output_ids)
             req.commit(predict[i][: accept_lens[i]])
             req.step_lens.append(len(req.output_ids) - before)

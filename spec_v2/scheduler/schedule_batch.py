@@ -15,6 +15,11 @@ from spec_v2.scheduler.stop_strings import StopStrings
 from spec_v2.scheduler.streams import Event, Pending
 from spec_v2.types import DraftTree, ForwardMode, HostVerdict, NextDraft, PromptStaging, Verdict
 
+# On a CPU a step of 12 tokens costs about 1.3 steps of one, so a third of a token per step pays for drafting.
+MIN_DRAFT_GAIN = 0.35
+PROMISING_MATCH_LEN = 4
+GAIN_WEIGHT = 0.2
+
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Request:
@@ -46,6 +51,8 @@ class Request:
     kv_allocated_len: int = 0
     num_in_flight: int = 0
     step_lens: list[int] = field(default_factory=list)  # tokens of each step in the output, prefills too
+    draft_gain: float = 1.0  # accepted drafts per step that drafted, a moving average
+    match_len: int = 0  # NGRAM: tokens of the newest match that the host knows
     accept_lens: list[int] = field(default_factory=list)
     draft_depths: list[int] = field(default_factory=list)
 
@@ -56,6 +63,16 @@ class Request:
     def is_finishing(self) -> bool:
         """True where the steps in flight reach `max_new_tokens` for certain: each emits at least one token."""
         return len(self.output_ids) + self.num_in_flight >= self.max_new_tokens
+
+    def drafts_pay(self) -> bool:
+        """Whether drafting has been worth its cost lately, or a long match says that it will be."""
+        return self.draft_gain >= MIN_DRAFT_GAIN or self.match_len >= PROMISING_MATCH_LEN
+
+    def note_step(self, num_correct_drafts: int, match_len: int, *, drafted: bool) -> None:
+        """Remember how a step went: a moving average over the steps that drafted."""
+        self.match_len = match_len
+        if drafted:
+            self.draft_gain += GAIN_WEIGHT * (num_correct_drafts - self.draft_gain)
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Append a step's tokens up to the earliest cut: a stop token or string, else the length.
@@ -95,6 +112,7 @@ class ScheduleBatch:
     seq_lens: Tensor | Pending[Tensor] | None
     max_seq_len: int
     sampling_info: SamplingBatchInfo
+    drafts_pay: bool = True  # False: a worker that can do without drafts should
     prompt_staging: PromptStaging | None = None
     input_ids: Any = None
     spec_info: Any = None
@@ -119,6 +137,7 @@ class ScheduleBatch:
             seq_lens=self.seq_lens,
             max_seq_len=self.max_seq_len,
             sampling_info=self.sampling_info,
+            drafts_pay=self.drafts_pay,
         )
 
     def _set_requests(self, reqs: list[Request], pin: bool) -> None:

@@ -169,9 +169,9 @@ class Scheduler:
 
     # -- requests ----------------------------------------------------------------------------------------
 
-    def add_request(self, req: Request) -> None:
-        """Queue a request that `planner.check_fits` has let pass. It joins at the next step."""
-        self.planner.waiting.append(req)
+    def add_requests(self, requests: list[Request]) -> None:
+        """Queue requests that `planner.check_fits` has let pass. They join at the next step."""
+        self.planner.waiting.extend(requests)
 
     def abort_request(self, request_id: int) -> None:
         """End a request at the next step with finish_reason "abort"; any thread may ask. Unknown ids are ignored."""
@@ -227,6 +227,7 @@ def copy_to_host(verdict: Verdict) -> HostVerdict:
         predict=download(verdict.predict),
         accept_lens=download(verdict.accept_lens),
         draft_depths=download(verdict.draft_depths),
+        match_lens=download(verdict.match_lens),
         logprobs=TokenLogprobs(
             chosen=download(verdict.logprobs.chosen),
             top=download(verdict.logprobs.top),

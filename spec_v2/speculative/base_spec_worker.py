@@ -64,6 +64,10 @@ class BaseSpecWorker(ABC):
             verdict=verdict, new_seq_lens=new_seq_lens, next_draft=next_draft, tree=tree
         )
 
+    def shape_for(self, batch: ScheduleBatch) -> TreeShape:
+        """The tree of this batch's step. Settings change between steps of the whole batch only."""
+        return self.shape
+
     @abstractmethod
     def draft(self, batch: ScheduleBatch, inputs: Pending[Any]) -> Pending[DraftTree]:
         """Launch whatever makes this step's tree."""
@@ -79,7 +83,7 @@ class BaseSpecWorker(ABC):
             self.cache,
             inputs,
             tree,
-            self.shape,
+            self.shape_for(batch),
             batch.sampling_info,
             self.future_map.token_counts,
             batch.max_seq_len,

@@ -49,7 +49,7 @@ def draft_extend(
         target_hidden=verdict.hidden_states.flatten(0, 1) if shifted else None,
     )
     hidden = out.hidden_states[newest] if shifted else out.hidden_states[newest, :0]
-    return first_level(out.logits, hidden, shape.topk)
+    return first_level(draft, out.logits, hidden, shape.topk)
 
 
 def prefill_draft(
@@ -93,7 +93,7 @@ def prefill_draft(
         target_hidden=target_output.hidden_states if shifted else None,
     )
     hidden = out.hidden_states[last] if shifted else out.hidden_states[last, :0]
-    return first_level(out.logits, hidden, shape.topk)
+    return first_level(draft, out.logits, hidden, shape.topk)
 
 
 def _append_to_each(flat: Tensor, lens: tuple[int, ...], values: Tensor) -> Tensor:

@@ -30,7 +30,10 @@ def root_only(inputs: StepInputs) -> DraftTree:
     """The tree of plain decoding: nothing but the bonus token."""
     root = inputs.bonus_tokens[:, None]
     return DraftTree(
-        tokens=root, parents=torch.full_like(root, -1), scores=torch.ones_like(root, dtype=torch.float32)
+        tokens=root,
+        parents=torch.full_like(root, -1),
+        scores=torch.ones_like(root, dtype=torch.float32),
+        match_lens=torch.zeros_like(inputs.bonus_tokens),
     )
 
 
@@ -75,6 +78,7 @@ def grow_tree(
             target_hidden=hidden.flatten(0, 1) if shifted else None,
         )
         child_p, child_tokens = top_k(draft_probs(out.logits), k)
+        child_tokens = draft.to_target_ids(child_tokens)
         child_scores = (scores[:, :, None] * child_p.view(b, k, k)).flatten(1)
         child_tokens = child_tokens.view(b, k * k)
         all_tokens.append(child_tokens)
@@ -99,10 +103,10 @@ def grow_tree(
     )
 
 
-def first_level(logits: Tensor, hidden_states: Tensor, topk: int) -> NextDraft:
+def first_level(draft: ModelRunner, logits: Tensor, hidden_states: Tensor, topk: int) -> NextDraft:
     """The first level of the next tree, from the draft's output at the newest token."""
     topk_p, topk_index = top_k(draft_probs(logits), topk)
-    return NextDraft(topk_p=topk_p, topk_index=topk_index, hidden_states=hidden_states)
+    return NextDraft(topk_p=topk_p, topk_index=draft.to_target_ids(topk_index), hidden_states=hidden_states)
 
 
 def no_draft(verdict_rows: int, device: torch.device, dtype: torch.dtype) -> NextDraft:

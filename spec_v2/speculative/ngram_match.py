@@ -110,6 +110,7 @@ def _merge_chains(
     node_tokens = torch.where(used, tokens.flatten(1).gather(1, chosen), root)
     node_parents = torch.where(used, parents.gather(1, chosen), -1)
     return DraftTree(
+        match_lens=lengths.amax(1),
         tokens=torch.cat([root, node_tokens, root.expand(-1, padding)], 1),
         parents=torch.nn.functional.pad(
             torch.cat([torch.full_like(root, -1), node_parents], 1), (0, padding), value=-1

@@ -1,5 +1,6 @@
 """NGRAM: drafts are continuations of earlier occurrences of the newest tokens (prompt lookup, Saxena 2023)."""
 
+from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -9,14 +10,20 @@ from torch import Tensor
 from spec_v2.scheduler.schedule_batch import ScheduleBatch
 from spec_v2.scheduler.streams import Pending
 from spec_v2.speculative.base_spec_worker import BaseSpecWorker
-from spec_v2.speculative.ngram_match import NgramShape, match_tree
+from spec_v2.speculative.draft_tree import root_only
+from spec_v2.speculative.ngram_match import NgramShape, match_tree, suffix_match_lens
 from spec_v2.speculative.verify import PrefillOutput
-from spec_v2.types import DraftTree, ForwardMode, NextDraft, PromptStaging, StepInputs, Verdict
+from spec_v2.types import DraftTree, ForwardMode, NextDraft, PromptStaging, StepInputs, TreeShape, Verdict
+
+NO_DRAFTS = TreeShape(num_steps=0, topk=1, num_draft_tokens=1, longest_path=0, is_tree=False)
 
 
 @final
 class NGRAMWorker(BaseSpecWorker):
     """Drafts from the request's own known tokens, read from its FutureMap row, the newest ones included."""
+
+    def shape_for(self, batch: ScheduleBatch) -> TreeShape:
+        return self.shape if batch.drafts_pay else NO_DRAFTS
 
     def draft(self, batch: ScheduleBatch, inputs: Pending[Any]) -> Pending[DraftTree]:
         batch.forward_mode = ForwardMode.DRAFT
@@ -31,7 +38,7 @@ class NGRAMWorker(BaseSpecWorker):
             self.future_map.history,
             inputs,
             ngram,
-            self.shape.num_draft_tokens,
+            self.shape_for(batch).num_draft_tokens,
             batch.max_seq_len,
             label="draft",
         )
@@ -53,8 +60,14 @@ def draft_from_history(
     num_nodes: int,
     max_seq_len: int,
 ) -> DraftTree:
-    """The tree under each bonus token. `max_seq_len` bounds `seq_lens`, the bonus token's position."""
+    """The tree under each bonus token. `max_seq_len` bounds `seq_lens`, the bonus token's position.
+
+    With one node nothing is drafted, but the match is still looked for: it says when to draft again.
+    """
     known = history[inputs.rows, : max_seq_len + 1]
+    if num_nodes == 1:
+        match_lens = suffix_match_lens(known, inputs.seq_lens, ngram.max_trie_depth).amax(1)
+        return replace(root_only(inputs), match_lens=match_lens)
     return match_tree(known, inputs.seq_lens, ngram, num_nodes)
 
 

@@ -81,6 +81,7 @@ def verify(
         accept_lens=accept_lens,
         new_seq_lens=inputs.seq_lens + accept_lens,
         draft_depths=depths.amax(1),
+        match_lens=tree.match_lens,
         hidden_states=hidden.gather(1, path[:, :, None].expand(-1, -1, hidden.shape[2])),
         logprobs=token_logprobs(logits, path, predict, info.num_logprobs),
     )
@@ -169,6 +170,7 @@ def prefill_target(
         accept_lens=emits[:, 0].long(),
         new_seq_lens=seq_lens,
         draft_depths=torch.zeros_like(seq_lens),
+        match_lens=torch.zeros_like(seq_lens),
         hidden_states=hidden[last][:, None],
         logprobs=token_logprobs(logits, torch.zeros_like(bonus), bonus, info.num_logprobs),
     )

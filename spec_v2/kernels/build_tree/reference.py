@@ -31,4 +31,5 @@ def build_tree_reference(
         tokens=torch.cat([root, tokens.gather(1, chosen)], 1),
         parents=torch.cat([torch.full_like(root, -1), parent_nodes], 1),
         scores=torch.cat([torch.ones_like(scores[:, :1]), scores.gather(1, chosen)], 1),
+        match_lens=torch.zeros_like(root_tokens),
     )
