@@ -229,6 +229,7 @@ class Engine:
             topk=args.topk if draft is not None else 0,
             hidden_size=draft.hidden_size if draft is not None and carries_hidden else 0,
             history_width=cache.row_table.width if algorithm.is_ngram() else 0,
+            draft_probs_width=target.vocab_size if args.speculative_use_rejection_sampling else 0,
             vocab_size=target.vocab_size,
             dtype=self.dtype,
             device=self.device,
@@ -246,6 +247,8 @@ class Engine:
             future_map=future_map,
             server_args=args,
         )
+        if args.speculative_ngram_external_corpus_path is not None:
+            worker.load_corpus(self.tokenizer)
         self.scheduler = Scheduler(
             server_args=args,
             worker=worker,

@@ -87,8 +87,13 @@ class ServerArgs:
     speculative_token_map: str | None = _setting(
         str, None, "EAGLE: JSON file with the token ids that the head may draft; all if not given"
     )
-    speculative_adaptive: bool = _setting(
-        bool, False, "NGRAM: leave out the drafts while they do not pay (between steps of the whole batch)"
+    speculative_use_rejection_sampling: bool = _setting(
+        bool,
+        False,
+        "chains: draw drafts and accept more; same distribution, other samples than plain decoding",
+    )
+    speculative_adaptive: bool | None = _setting(
+        bool, None, "NGRAM: leave the drafts out while they do not pay; on for NGRAM if not given"
     )
     enable_multi_layer_eagle: bool = _setting(bool, False, "one draft layer for each draft pass")
     speculative_ngram_min_bfs_breadth: int = _setting(int, 1, "NGRAM: fewest children of a matched node")
@@ -97,7 +102,13 @@ class ServerArgs:
         int, 18, "NGRAM: tokens in the longest remembered run", minimum=2
     )
     speculative_ngram_match_type: str = _setting(
-        str, "BFS", "NGRAM: order in which matches are drafted", choices=("BFS", "PROB")
+        str, "BFS", "NGRAM: newest (BFS) or most frequent (PROB) continuation first", choices=("BFS", "PROB")
+    )
+    speculative_ngram_external_corpus_path: str | None = _setting(
+        str, None, "NGRAM: text file, one document a line, that all requests may copy from too"
+    )
+    speculative_ngram_external_corpus_max_tokens: int = _setting(
+        int, 100_000, "NGRAM: most tokens read from the corpus; the search time grows with them"
     )
 
     def __post_init__(self) -> None:
@@ -211,6 +222,9 @@ def add_cli_args(parser: argparse.ArgumentParser) -> None:
     for spec in fields(ServerArgs):
         text = str(spec.metadata["help"]).replace("%", "%%")
         flags = (*spec.metadata["aliases"], flag_of(spec.name))
+        if spec.metadata["kind"] is bool and spec.default is None:
+            group.add_argument(*flags, dest=spec.name, action=argparse.BooleanOptionalAction, help=text)
+            continue
         if spec.metadata["kind"] is bool:
             group.add_argument(*flags, dest=spec.name, action="store_true", help=text)
             continue

@@ -62,14 +62,19 @@ def _resolve_ngram(args: ServerArgs) -> ServerArgs:
             f"{_shown(args, 'speculative_ngram_min_bfs_breadth')} is more than"
             f" {_shown(args, 'speculative_ngram_max_bfs_breadth')}: lower the first or raise the second."
         )
-    if args.speculative_ngram_match_type != "BFS":
-        raise ValueError(f"{_shown(args, 'speculative_ngram_match_type')} is not available: use BFS.")
     tokens = args.speculative_num_draft_tokens or DEFAULT_NGRAM_DRAFT_TOKENS
-    return replace(args, speculative_algorithm="NGRAM", speculative_num_draft_tokens=tokens)
+    adaptive = args.speculative_adaptive is not False
+    return replace(
+        args,
+        speculative_algorithm="NGRAM",
+        speculative_num_draft_tokens=tokens,
+        speculative_adaptive=adaptive,
+    )
 
 
 def _resolve_trio(args: ServerArgs, algorithm: SpeculativeAlgorithm) -> ServerArgs:
     steps, topk, tokens = _complete_trio(args, algorithm)
+    _check_rejection_sampling(args, topk)
     if args.enable_multi_layer_eagle and (topk != 1 or tokens != steps + 1):
         raise ValueError(
             f"--enable-multi-layer-eagle drafts chains, but {_shown(args, _TOPK)} and {_shown(args, _TOKENS)}"
@@ -95,7 +100,21 @@ def _resolve_trio(args: ServerArgs, algorithm: SpeculativeAlgorithm) -> ServerAr
         speculative_num_steps=steps,
         speculative_eagle_topk=topk,
         speculative_num_draft_tokens=tokens,
+        speculative_adaptive=False,
     )
+
+
+def _check_rejection_sampling(args: ServerArgs, topk: int) -> None:
+    if not args.speculative_use_rejection_sampling:
+        return
+    flag = flag_of("speculative_use_rejection_sampling")
+    if topk != 1:
+        raise ValueError(f"{flag} works on chains, but {flag_of(_TOPK)} is {topk}: use {flag_of(_TOPK)} 1.")
+    if args.speculative_token_map is not None:
+        raise ValueError(
+            f"{flag} needs a draft over the whole vocabulary, but {_shown(args, 'speculative_token_map')} is"
+            " given: leave one of them out."
+        )
 
 
 def _complete_trio(args: ServerArgs, algorithm: SpeculativeAlgorithm) -> tuple[int, int, int]:
@@ -145,7 +164,6 @@ def _check_multi_layer(args: ServerArgs, algorithm: SpeculativeAlgorithm) -> Non
 
 def _check_unused(args: ServerArgs, algorithm: SpeculativeAlgorithm) -> None:
     """A setting that would be ignored is an error: its user believes that it is in force."""
-    ngram_only = "speculative_ngram_"
     for spec in fields(args):
         if not spec.name.startswith("speculative_") or getattr(args, spec.name) == spec.default:
             continue
@@ -155,11 +173,21 @@ def _check_unused(args: ServerArgs, algorithm: SpeculativeAlgorithm) -> None:
             remedy = "leave it out, or choose an algorithm with --speculative-algorithm"
         elif algorithm.is_ngram() and spec.name in (_STEPS, _TOPK):
             remedy = f"leave it out; {flag_of(_TOKENS)} alone sizes NGRAM's drafts"
-        elif not algorithm.is_ngram() and spec.name.startswith(ngram_only):
+        elif not algorithm.is_ngram() and _is_for_ngram(args, spec.name):
             remedy = "leave it out, or use --speculative-algorithm NGRAM"
+        elif algorithm.is_ngram() and spec.name == "speculative_use_rejection_sampling":
+            remedy = "leave it out, or use EAGLE, EAGLE3 or STANDALONE, whose drafts have probabilities"
+        elif algorithm is not SpeculativeAlgorithm.EAGLE and spec.name == "speculative_token_map":
+            remedy = "leave it out, or use --speculative-algorithm EAGLE (an EAGLE3 head brings its own map)"
         else:
             continue
         raise ValueError(f"{_shown(args, spec.name)} is not used by {_user(algorithm)}: {remedy}.")
+
+
+def _is_for_ngram(args: ServerArgs, name: str) -> bool:
+    return name.startswith("speculative_ngram_") or (
+        name == "speculative_adaptive" and args.speculative_adaptive is True
+    )
 
 
 def _warn_removed_environment_variable() -> None:

@@ -51,6 +51,7 @@ class TreeShape:
     num_draft_tokens: int
     longest_path: int
     is_tree: bool
+    rejection_sampling: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,12 +88,14 @@ class NextDraft:
     """What a drafter leaves for its next step: the first level of the next tree, already known.
 
     `topk_p` are probabilities, `topk_index` target-vocabulary ids; `hidden_states` is the drafter's own
-    recurrent state. `k` and `h` are 0 for workers without a draft model.
+    recurrent state; `draft_probs` the distribution that the token was drawn from, for rejection sampling. Widths
+    that a worker does not use are 0.
     """
 
     topk_p: Float[Tensor, "b k"]
     topk_index: Int[Tensor, "b k"]
     hidden_states: Float[Tensor, "b h"]
+    draft_probs: Float[Tensor, "b dv"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,13 +119,15 @@ class DraftTree:
     Node 0 is the root (the bonus token) and parents precede children. A parent of -1 marks the root and,
     in other columns, a padding node, which nothing reaches. `scores`: the product of the drafter's
     probabilities along the node's path (1 for the root, 0 for padding). `match_lens`: for NGRAM, how many of
-    the newest tokens were found earlier, drafted from or not; 0 for others.
+    the newest tokens were found earlier, drafted from or not; 0 for others. `draft_probs`: for rejection sampling, the
+    distribution that each draft of the chain was drawn from (width 0 otherwise).
     """
 
     tokens: Int[Tensor, "b n"]
     parents: Int[Tensor, "b n"]
     scores: Float[Tensor, "b n"]
     match_lens: Int[Tensor, " b"]
+    draft_probs: Float[Tensor, "b d dv"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

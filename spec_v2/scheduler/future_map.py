@@ -31,6 +31,7 @@ class FutureMap:
         topk: int,
         hidden_size: int,
         history_width: int,
+        draft_probs_width: int,
         vocab_size: int,
         dtype: torch.dtype,
         device: torch.device,
@@ -46,6 +47,9 @@ class FutureMap:
         self.topk_p: Float[Tensor, "rows k"] = torch.full((num_rows, topk), torch.nan, device=device)
         self.hidden_states: Float[Tensor, "rows h"] = torch.full(
             (num_rows, hidden_size), torch.nan, dtype=dtype, device=device
+        )
+        self.draft_probs: Float[Tensor, "rows dv"] = torch.full(
+            (num_rows, draft_probs_width), torch.nan, device=device
         )
         self.token_counts = TokenCounts(num_rows, vocab_size, device)
         self.publish_ready: Event | None = None
@@ -64,6 +68,7 @@ class FutureMap:
         self.topk_p[rows] = next_draft.topk_p
         self.topk_index[rows] = next_draft.topk_index
         self.hidden_states[rows] = next_draft.hidden_states
+        self.draft_probs[rows] = next_draft.draft_probs
         self.token_counts.add(rows, verdict.predict)
         if self.history.shape[1]:
             first = verdict.new_seq_lens - verdict.accept_lens + 1
@@ -88,6 +93,7 @@ class FutureMap:
                 topk_p=self.topk_p[rows],
                 topk_index=self.topk_index[rows],
                 hidden_states=self.hidden_states[rows],
+                draft_probs=self.draft_probs[rows],
             ),
         )
         if self.debug:
@@ -103,6 +109,7 @@ class FutureMap:
         self.topk_index[inputs.rows] = POISON
         self.topk_p[inputs.rows] = torch.nan
         self.hidden_states[inputs.rows] = torch.nan
+        self.draft_probs[inputs.rows] = torch.nan
 
 
 def resolve_forward_inputs(batch: ScheduleBatch, future_map: FutureMap, stream: Stream) -> None:

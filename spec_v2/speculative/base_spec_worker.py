@@ -49,6 +49,7 @@ class BaseSpecWorker(ABC):
             num_draft_tokens=server_args.num_draft_tokens,
             longest_path=server_args.longest_path,
             is_tree=server_args.is_tree,
+            rejection_sampling=server_args.speculative_use_rejection_sampling,
         )
 
     def forward_batch_generation(self, batch: ScheduleBatch, on_publish: OnPublish) -> GenerationBatchResult:

@@ -8,6 +8,7 @@ rows run, rows past `accept_lens` are garbage that no row before them can see.
 import torch
 from torch import Tensor
 
+from spec_v2.kernels.sample_nodes import SamplingInputs
 from spec_v2.mem_cache.kv_cache_builder import KvCache
 from spec_v2.model_executor.forward_batch import extend_forward_batch, window_forward_batch
 from spec_v2.model_executor.model_runner import ModelRunner
@@ -22,6 +23,7 @@ def draft_extend(
     inputs: StepInputs,
     verdict: Verdict,
     shape: TreeShape,
+    sampling: SamplingInputs,
     shifted: bool,
     max_seq_len: int,
 ) -> NextDraft:
@@ -49,7 +51,7 @@ def draft_extend(
         target_hidden=verdict.hidden_states.flatten(0, 1) if shifted else None,
     )
     hidden = out.hidden_states[newest] if shifted else out.hidden_states[newest, :0]
-    return first_level(draft, out.logits, hidden, shape.topk)
+    return first_level(draft, out.logits, hidden, shape, verdict.new_seq_lens + 1, sampling.to(start.device))
 
 
 def prefill_draft(
@@ -58,6 +60,7 @@ def prefill_draft(
     prompt: PromptStaging,
     target_output: PrefillOutput,
     shape: TreeShape,
+    sampling: SamplingInputs,
     shifted: bool,
 ) -> NextDraft:
     """The draft's side of a prefill.
@@ -93,7 +96,9 @@ def prefill_draft(
         target_hidden=target_output.hidden_states if shifted else None,
     )
     hidden = out.hidden_states[last] if shifted else out.hidden_states[last, :0]
-    return first_level(draft, out.logits, hidden, shape.topk)
+    return first_level(
+        draft, out.logits, hidden, shape, target_output.verdict.new_seq_lens + 1, sampling.to(device)
+    )
 
 
 def _append_to_each(flat: Tensor, lens: tuple[int, ...], values: Tensor) -> Tensor:

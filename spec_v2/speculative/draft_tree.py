@@ -5,15 +5,19 @@ probabilities along the path, and takes the best `k` as the next frontier (EAGLE
 attends to the request's prefix and to its real ancestors, never to what another branch left behind.
 """
 
+from dataclasses import replace
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from spec_v2.kernels.build_tree import build_tree
+from spec_v2.kernels.sample_nodes import SamplingInputs
 from spec_v2.kernels.top_k import top_k
 from spec_v2.mem_cache.kv_cache_builder import KvCache
 from spec_v2.model_executor.forward_batch import window_forward_batch
 from spec_v2.model_executor.model_runner import ModelRunner
+from spec_v2.speculative.rejection import propose
 from spec_v2.types import DraftTree, NextDraft, StepInputs, TreeShape
 
 
@@ -34,6 +38,7 @@ def root_only(inputs: StepInputs) -> DraftTree:
         parents=torch.full_like(root, -1),
         scores=torch.ones_like(root, dtype=torch.float32),
         match_lens=torch.zeros_like(inputs.bonus_tokens),
+        draft_probs=torch.empty(len(root), 0, 0, device=root.device),
     )
 
 
@@ -43,7 +48,13 @@ def draft_probs(logits: Float[Tensor, "r v"]) -> Float[Tensor, "r v"]:
 
 
 def grow_tree(
-    draft: ModelRunner, cache: KvCache, inputs: StepInputs, shape: TreeShape, shifted: bool, max_seq_len: int
+    draft: ModelRunner,
+    cache: KvCache,
+    inputs: StepInputs,
+    shape: TreeShape,
+    sampling: SamplingInputs,
+    shifted: bool,
+    max_seq_len: int,
 ) -> DraftTree:
     """`num_steps - 1` draft forwards; the first level came with the previous step's draft-extend."""
     b, k = inputs.next_draft.topk_index.shape
@@ -51,6 +62,8 @@ def grow_tree(
     device = start.device
     branch = torch.arange(k, device=device)
 
+    sampling = sampling.to(device)
+    all_probs = [inputs.next_draft.draft_probs]
     tokens, scores = inputs.next_draft.topk_index, inputs.next_draft.topk_p.nan_to_num(0.0)
     hidden = inputs.next_draft.hidden_states[:, None].expand(-1, k, -1)
     frontier = branch.expand(b, k)  # candidate numbers of the frontier's nodes
@@ -77,8 +90,10 @@ def grow_tree(
             forward_batch,
             target_hidden=hidden.flatten(0, 1) if shifted else None,
         )
-        child_p, child_tokens = top_k(draft_probs(out.logits), k)
-        child_tokens = draft.to_target_ids(child_tokens)
+        # a draft of the token two behind this node: the node's own child
+        child_positions = (inputs.seq_lens + step + 2).repeat_interleave(k)
+        child_p, child_tokens, probs = choose(draft, out.logits, k, shape, child_positions, sampling)
+        all_probs.append(probs)
         child_scores = (scores[:, :, None] * child_p.view(b, k, k)).flatten(1)
         child_tokens = child_tokens.view(b, k * k)
         all_tokens.append(child_tokens)
@@ -94,19 +109,43 @@ def grow_tree(
         )
         visible = visible.gather(1, from_node[:, :, None].expand(-1, -1, visible.shape[2]))
 
-    return build_tree(
+    tree = build_tree(
         root_tokens=inputs.bonus_tokens,
         tokens=torch.cat(all_tokens, 1),
         scores=torch.cat(all_scores, 1),
         parents=torch.cat(all_parents, 1),
         num_nodes=shape.num_draft_tokens,
     )
+    return replace(tree, draft_probs=torch.stack(all_probs, 1)) if shape.rejection_sampling else tree
 
 
-def first_level(draft: ModelRunner, logits: Tensor, hidden_states: Tensor, topk: int) -> NextDraft:
-    """The first level of the next tree, from the draft's output at the newest token."""
-    topk_p, topk_index = top_k(draft_probs(logits), topk)
-    return NextDraft(topk_p=topk_p, topk_index=draft.to_target_ids(topk_index), hidden_states=hidden_states)
+def choose(
+    draft: ModelRunner,
+    logits: Float[Tensor, "r v"],
+    topk: int,
+    shape: TreeShape,
+    positions: Int[Tensor, " r"],
+    sampling: SamplingInputs,
+) -> tuple[Float[Tensor, "r k"], Int[Tensor, "r k"], Float[Tensor, "r dv"]]:
+    """Children of each node: probabilities, target ids, and for rejection sampling the whole distribution."""
+    if shape.rejection_sampling:
+        ids, probs = propose(logits, positions, sampling)
+        return probs.gather(1, ids), ids, probs
+    values, ids = top_k(draft_probs(logits), topk)
+    return values, draft.to_target_ids(ids), logits.new_empty(len(logits), 0, dtype=torch.float32)
+
+
+def first_level(
+    draft: ModelRunner,
+    logits: Float[Tensor, "b v"],
+    hidden_states: Float[Tensor, "b h"],
+    shape: TreeShape,
+    positions: Int[Tensor, " b"],
+    sampling: SamplingInputs,
+) -> NextDraft:
+    """The first level of the next tree, from the draft's output at the newest token. `positions`: of its tokens."""
+    topk_p, topk_index, probs = choose(draft, logits, shape.topk, shape, positions, sampling)
+    return NextDraft(topk_p=topk_p, topk_index=topk_index, hidden_states=hidden_states, draft_probs=probs)
 
 
 def no_draft(verdict_rows: int, device: torch.device, dtype: torch.dtype) -> NextDraft:
@@ -115,4 +154,5 @@ def no_draft(verdict_rows: int, device: torch.device, dtype: torch.dtype) -> Nex
         topk_p=torch.empty(verdict_rows, 0, device=device),
         topk_index=torch.empty(verdict_rows, 0, dtype=torch.long, device=device),
         hidden_states=torch.empty(verdict_rows, 0, dtype=dtype, device=device),
+        draft_probs=torch.empty(verdict_rows, 0, device=device),
     )

@@ -38,6 +38,7 @@ class ModelDraftWorker(BaseSpecWorker):
             self.cache,
             inputs,
             self.shape,
+            batch.sampling_info.sampling,
             self.shifted,
             batch.max_seq_len,
             label="draft",
@@ -55,6 +56,7 @@ class ModelDraftWorker(BaseSpecWorker):
             inputs,
             verdict,
             self.shape,
+            batch.sampling_info.sampling,
             self.shifted,
             batch.max_seq_len,
             label="draft_extend",
@@ -70,6 +72,7 @@ class ModelDraftWorker(BaseSpecWorker):
             batch.spec_info,
             output,
             self.shape,
+            batch.sampling_info.sampling,
             self.shifted,
             label="draft_extend",
         )

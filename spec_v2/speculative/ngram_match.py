@@ -4,6 +4,8 @@ The history of a request is its trie: the children of a suffix of length `d` are
 earlier occurrences. Everything is a tensor of fixed shape, so nothing waits for the device, nothing has to be
 kept in step with retraction or abort, and a request sees its own tokens only.
 
+A corpus shared by all requests is opt-in: it stands before each history, its documents separated.
+
 BFS mode, as in SGLang: longer matches first; of equal ones level by level, newest occurrence first; a match of
 length `d` may branch into at most `breadth(d)` occurrences, wide for short matches and narrow for long ones.
 """
@@ -21,11 +23,20 @@ NOTHING = -2  # equals no token
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NgramShape:
-    """`max_trie_depth`: longest suffix looked for, in tokens. Breadths: occurrences followed per match length."""
+    """`max_trie_depth`: longest suffix looked for, in tokens. Breadths: occurrences followed per match length.
+
+    `by_frequency`: PROB mode; of equally long matches the continuations that occurred most come first.
+    """
 
     max_trie_depth: int
     min_bfs_breadth: int
     max_bfs_breadth: int
+    by_frequency: bool = False
+
+    @property
+    def num_chains(self) -> int:
+        """Occurrences looked at. Counting needs more of them than following does."""
+        return 4 * self.max_bfs_breadth if self.by_frequency else self.max_bfs_breadth
 
 
 def suffix_match_lens(
@@ -42,7 +53,7 @@ def suffix_match_lens(
     shifted = history
     for d in range(max_depth):
         wanted = history.gather(1, (last[:, None] - d).clamp(min=0))
-        alive = alive & (shifted == wanted) & (places >= d)
+        alive = alive & (shifted == wanted) & (wanted >= 0) & (last[:, None] >= d)
         lengths = lengths + alive
         shifted = torch.cat([shifted.new_full((b, 1), NOTHING), shifted[:, :-1]], 1)
     return lengths
@@ -54,7 +65,7 @@ def match_tree(
     """The draft tree under the newest token. Nodes without a use are padding: parent -1, never reached."""
     lengths = suffix_match_lens(history, last, ngram.max_trie_depth)
     m = history.shape[1]
-    num_chains = min(ngram.max_bfs_breadth, m)
+    num_chains = min(ngram.num_chains, m)
     # longest match first, newest first among equals; the keys of real matches are distinct
     key = torch.where(lengths > 0, lengths * m + torch.arange(m, device=history.device), -1)
     key, places = key.topk(num_chains, dim=1)
@@ -64,11 +75,14 @@ def match_tree(
     positions = places[:, :, None] + 1 + torch.arange(num_nodes - 1, device=history.device)
     known = (positions <= last[:, None, None]) & chains_kept[:, :, None]
     tokens = history.gather(1, positions.clamp(max=m - 1).flatten(1)).view_as(positions)
+    known = known & (tokens >= 0).cummin(2).values  # a document of a corpus ends
     return _merge_chains(history.gather(1, last[:, None]), tokens, known, lengths, ngram, num_nodes)
 
 
 def _within_breadth(lengths: Int[Tensor, "b c"], ngram: NgramShape) -> Bool[Tensor, "b c"]:
     """Which occurrences their match length has room for. `lengths` fall along a row."""
+    if ngram.by_frequency:  # all are counted; the budget of nodes chooses
+        return lengths > 0
     span = max(ngram.max_trie_depth - 1, 1)
     narrowing = (ngram.max_bfs_breadth - ngram.min_bfs_breadth) * (lengths - 1)
     breadth = ngram.max_bfs_breadth - torch.div(narrowing, span, rounding_mode="floor")
@@ -94,8 +108,10 @@ def _merge_chains(
     is_node = known & (owner == torch.arange(c, device=device)[:, None])
 
     depth = torch.arange(d, device=device)
-    order = ((ngram.max_trie_depth - lengths)[:, :, None] * d + depth) * c
-    order = order + torch.arange(c, device=device)[:, None]
+    # PROB: the fraction of occurrences that go this way, which falls along a path as parents come first
+    rarity = c - agree.sum(2) if ngram.by_frequency else torch.zeros_like(owner)
+    order = ((ngram.max_trie_depth - lengths)[:, :, None] * (c + 1) + rarity) * d + depth
+    order = order * c + torch.arange(c, device=device)[:, None]
     order = torch.where(is_node, order, torch.iinfo(torch.int64).max).flatten(1)
     ranked = order.argsort(dim=1, stable=True)
     number = torch.empty_like(ranked).scatter_(1, ranked, torch.arange(c * d, device=device).expand(b, -1))
@@ -111,6 +127,7 @@ def _merge_chains(
     node_parents = torch.where(used, parents.gather(1, chosen), -1)
     return DraftTree(
         match_lens=lengths.amax(1),
+        draft_probs=torch.empty(b, 0, 0, device=device),
         tokens=torch.cat([root, node_tokens, root.expand(-1, padding)], 1),
         parents=torch.nn.functional.pad(
             torch.cat([torch.full_like(root, -1), node_parents], 1), (0, padding), value=-1

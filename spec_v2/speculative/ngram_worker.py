@@ -1,6 +1,7 @@
 """NGRAM: drafts are continuations of earlier occurrences of the newest tokens (prompt lookup, Saxena 2023)."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -9,9 +10,10 @@ from torch import Tensor
 
 from spec_v2.scheduler.schedule_batch import ScheduleBatch
 from spec_v2.scheduler.streams import Pending
+from spec_v2.server_args import ServerArgs
 from spec_v2.speculative.base_spec_worker import BaseSpecWorker
 from spec_v2.speculative.draft_tree import root_only
-from spec_v2.speculative.ngram_match import NgramShape, match_tree, suffix_match_lens
+from spec_v2.speculative.ngram_match import NOTHING, NgramShape, match_tree, suffix_match_lens
 from spec_v2.speculative.verify import PrefillOutput
 from spec_v2.types import DraftTree, ForwardMode, NextDraft, PromptStaging, StepInputs, TreeShape, Verdict
 
@@ -20,7 +22,16 @@ NO_DRAFTS = TreeShape(num_steps=0, topk=1, num_draft_tokens=1, longest_path=0, i
 
 @final
 class NGRAMWorker(BaseSpecWorker):
-    """Drafts from the request's own known tokens, read from its FutureMap row, the newest ones included."""
+    """Drafts from the request's own known tokens, read from its FutureMap row, the newest ones included.
+
+    `corpus`: tokens that all requests may copy from too, documents separated by `NOTHING`; read-only.
+    """
+
+    corpus: Int[Tensor, " corpus"] | None = None
+
+    def load_corpus(self, tokenizer: Any) -> None:
+        """Read the corpus that the server arguments name."""
+        self.corpus = read_corpus(self.server_args, tokenizer, self.future_map.history.device)
 
     def shape_for(self, batch: ScheduleBatch) -> TreeShape:
         return self.shape if batch.drafts_pay else NO_DRAFTS
@@ -32,10 +43,12 @@ class NGRAMWorker(BaseSpecWorker):
             max_trie_depth=args.speculative_ngram_max_trie_depth,
             min_bfs_breadth=args.speculative_ngram_min_bfs_breadth,
             max_bfs_breadth=args.speculative_ngram_max_bfs_breadth,
+            by_frequency=args.speculative_ngram_match_type == "PROB",
         )
         batch.spec_info = self.stream.launch(
             draft_from_history,
             self.future_map.history,
+            self.corpus,
             inputs,
             ngram,
             self.shape_for(batch).num_draft_tokens,
@@ -55,6 +68,7 @@ class NGRAMWorker(BaseSpecWorker):
 
 def draft_from_history(
     history: Int[Tensor, "rows width"],
+    corpus: Int[Tensor, " corpus"] | None,
     inputs: StepInputs,
     ngram: NgramShape,
     num_nodes: int,
@@ -64,11 +78,14 @@ def draft_from_history(
 
     With one node nothing is drafted, but the match is still looked for: it says when to draft again.
     """
-    known = history[inputs.rows, : max_seq_len + 1]
+    known, last = history[inputs.rows, : max_seq_len + 1], inputs.seq_lens
+    if corpus is not None:
+        known = torch.cat([corpus.expand(len(known), -1), known], 1)
+        last = last + len(corpus)
     if num_nodes == 1:
-        match_lens = suffix_match_lens(known, inputs.seq_lens, ngram.max_trie_depth).amax(1)
+        match_lens = suffix_match_lens(known, last, ngram.max_trie_depth).amax(1)
         return replace(root_only(inputs), match_lens=match_lens)
-    return match_tree(known, inputs.seq_lens, ngram, num_nodes)
+    return match_tree(known, last, ngram, num_nodes)
 
 
 def write_prompts_to_history(history: Int[Tensor, "rows width"], prompt: PromptStaging) -> None:
@@ -79,3 +96,22 @@ def write_prompts_to_history(history: Int[Tensor, "rows width"], prompt: PromptS
     host = (rows, positions, prompt.known_ids)
     rows, positions, tokens = (x.to(history.device, non_blocking=True) for x in host)
     history[rows, positions] = tokens
+
+
+def read_corpus(args: ServerArgs, tokenizer: Any, device: torch.device) -> Int[Tensor, " corpus"]:
+    """The corpus of `speculative_ngram_external_corpus_path`, tokenised. Raises ValueError where it cannot be read."""
+    name, path = (
+        "speculative_ngram_external_corpus_path",
+        Path(str(args.speculative_ngram_external_corpus_path)),
+    )
+    if tokenizer is None:
+        raise ValueError(f"{name}={path} is text, but this engine has no tokenizer; pass tokenizer=")
+    if not path.is_file():
+        raise ValueError(f"{name}={path}: no such file; name a text file with one document a line")
+    ids: list[int] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        ids += [*tokenizer(line, add_special_tokens=False)["input_ids"], NOTHING]
+        if len(ids) >= args.speculative_ngram_external_corpus_max_tokens:
+            break
+    ids = ids[: args.speculative_ngram_external_corpus_max_tokens]
+    return torch.tensor([*ids, NOTHING], device=device)

@@ -32,4 +32,5 @@ def build_tree_reference(
         parents=torch.cat([torch.full_like(root, -1), parent_nodes], 1),
         scores=torch.cat([torch.ones_like(scores[:, :1]), scores.gather(1, chosen)], 1),
         match_lens=torch.zeros_like(root_tokens),
+        draft_probs=scores.new_empty(len(scores), 0, 0),
     )

@@ -3,7 +3,12 @@
 The coin belongs to the place, not to the step, so a seed gives the same tokens however many were drafted.
 """
 
-from spec_v2.kernels.sample_nodes.reference import SamplingInputs, position_coins, processed_probs
+from spec_v2.kernels.sample_nodes.reference import (
+    SamplingInputs,
+    inverse_cdf,
+    position_coins,
+    processed_probs,
+)
 from spec_v2.kernels.sample_nodes.reference import sample_nodes_reference as sample_nodes
 
-__all__ = ["SamplingInputs", "position_coins", "processed_probs", "sample_nodes"]
+__all__ = ["SamplingInputs", "inverse_cdf", "position_coins", "processed_probs", "sample_nodes"]
