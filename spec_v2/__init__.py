@@ -10,29 +10,35 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spec_v2.completion import Completion, SpecMetrics
+    from spec_v2.completion import Completion
     from spec_v2.engine import Engine
+    from spec_v2.observability.metrics import SpecMetrics
     from spec_v2.observability.trace import Trace
     from spec_v2.sampling_params import SamplingParams
     from spec_v2.server_args import ServerArgs
     from spec_v2.spec_info import SpeculativeAlgorithm
+    from spec_v2.spec_registry import register_algorithm
+    from spec_v2.streaming import Chunk
     from spec_v2.types import DraftTree, Verdict
 
 __version__ = "0.1.0"
 
 _WHERE = {
+    "Chunk": "streaming",
     "Completion": "completion",
     "DraftTree": "types",
     "Engine": "engine",
     "SamplingParams": "sampling_params",
     "ServerArgs": "server_args",
-    "SpecMetrics": "completion",
+    "SpecMetrics": "observability.metrics",
     "SpeculativeAlgorithm": "spec_info",
     "Trace": "observability.trace",
     "Verdict": "types",
+    "register_algorithm": "spec_registry",
 }
 
 __all__ = [
+    "Chunk",
     "Completion",
     "DraftTree",
     "Engine",
@@ -42,6 +48,7 @@ __all__ = [
     "SpeculativeAlgorithm",
     "Trace",
     "Verdict",
+    "register_algorithm",
 ]
 
 

@@ -1,42 +1,10 @@
 """What a request comes back as; it draws itself in a notebook."""
 
 import html
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+from spec_v2.observability.metrics import SpecMetrics
 from spec_v2.scheduler.schedule_batch import Request
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpecMetrics:
-    """How speculation went for one request. All of it counts what the target verified, before any stop cut it.
-
-    `verify_ct`: decode steps. `accept_lens`: tokens each step emitted, bonus included. `draft_depths`: the
-    longest path each step's tree offered, in drafts.
-    """
-
-    accept_lens: tuple[int, ...]
-    draft_depths: tuple[int, ...]
-
-    @property
-    def verify_ct(self) -> int:
-        return len(self.accept_lens)
-
-    @property
-    def num_correct_drafts(self) -> int:
-        """Accepted drafts in all, bonus tokens excluded."""
-        return sum(self.accept_lens) - self.verify_ct
-
-    @property
-    def accept_length(self) -> float:
-        """Mean tokens per decode step, bonus included: 1 + accepted drafts / steps. 0 without a step."""
-        return sum(self.accept_lens) / self.verify_ct if self.accept_lens else 0.0
-
-    @property
-    def accept_rate(self) -> float:
-        """Accepted drafts / drafts offered on the longest paths, 0 to 1. 0 where nothing was drafted."""
-        offered = sum(self.draft_depths)
-        return self.num_correct_drafts / offered if offered else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,9 +95,3 @@ def completion_of(req: Request, tokenizer: object | None) -> Completion:
         top_logprobs=tuple(req.top_logprobs),
         step_lens=tuple(req.step_lens),
     )
-
-
-def mean_accept_length(completions: Sequence[Completion]) -> float:
-    """Mean tokens per decode step over all completions, bonus included. 0 without a step."""
-    steps = sum(c.spec.verify_ct for c in completions)
-    return sum(sum(c.spec.accept_lens) for c in completions) / steps if steps else 0.0

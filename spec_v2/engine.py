@@ -228,7 +228,7 @@ class Engine:
             num_rows=cache.rows.num_rows,
             topk=args.topk if draft is not None else 0,
             hidden_size=draft.hidden_size if draft is not None and carries_hidden else 0,
-            history_width=cache.row_table.width if algorithm.is_ngram() else 0,
+            history_width=cache.row_table.width if algorithm.keeps_history() else 0,
             draft_probs_width=target.vocab_size if args.speculative_use_rejection_sampling else 0,
             vocab_size=target.vocab_size,
             dtype=self.dtype,

@@ -14,6 +14,7 @@ from html import escape
 from typing import Any, Literal
 
 from spec_v2.spec_info import SpeculativeAlgorithm
+from spec_v2.spec_registry import CustomAlgorithm
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?|npu")
 _MAX_SEED = 2**63 - 1
@@ -134,8 +135,8 @@ class ServerArgs:
         return cls(**kwargs)
 
     @property
-    def algorithm(self) -> SpeculativeAlgorithm:
-        """`speculative_algorithm` as an enum member; ValueError for an unknown name."""
+    def algorithm(self) -> SpeculativeAlgorithm | CustomAlgorithm:
+        """`speculative_algorithm` as an enum member or a registered one; ValueError for an unknown name."""
         return SpeculativeAlgorithm.from_string(self.speculative_algorithm)
 
     @property

@@ -12,6 +12,8 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING
 
+from spec_v2.spec_registry import CustomAlgorithm, registered
+
 if TYPE_CHECKING:
     from spec_v2.server_args import ServerArgs
 
@@ -27,14 +29,19 @@ class SpeculativeAlgorithm(enum.Enum):
     FROZEN_KV_MTP = "FROZEN_KV_MTP"
 
     @classmethod
-    def from_string(cls, name: str | None) -> SpeculativeAlgorithm:
-        """The algorithm called `name`, in any case; None is NONE and NEXTN is another name of EAGLE.
+    def from_string(cls, name: str | None) -> SpeculativeAlgorithm | CustomAlgorithm:
+        """The algorithm called `name`, in any case; None is NONE and NEXTN is another name of EAGLE; names
+        registered with `spec_v2.register_algorithm` are found too.
 
         Raises ValueError, listing the known names, for anything else.
         """
         if name is None:
             return cls.NONE
-        known = {**cls.__members__, **ALIASES}
+        known: dict[str, SpeculativeAlgorithm | CustomAlgorithm] = {
+            **cls.__members__,
+            **ALIASES,
+            **registered(),
+        }
         found = known.get(str(name).upper())
         if found is not None:
             return found
@@ -60,6 +67,10 @@ class SpeculativeAlgorithm(enum.Enum):
     def needs_draft_model(self) -> bool:
         """True when a draft checkpoint (or a draft model object) has to be given."""
         return self.is_eagle() or self is SpeculativeAlgorithm.STANDALONE
+
+    def keeps_history(self) -> bool:
+        """True when the worker reads the known tokens of each request from its FutureMap row."""
+        return self.is_ngram()
 
     def has_draft_kv(self) -> bool:
         """True when the draft writes KV of its own; FROZEN_KV_MTP only reads the target's."""

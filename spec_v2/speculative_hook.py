@@ -11,8 +11,9 @@ from dataclasses import fields, replace
 
 from spec_v2.server_args import ServerArgs, flag_of
 from spec_v2.spec_info import SpeculativeAlgorithm
+from spec_v2.spec_registry import CustomAlgorithm
 
-DEFAULT_TRIO: dict[SpeculativeAlgorithm, tuple[int, int, int]] = {
+DEFAULT_TRIO: dict[SpeculativeAlgorithm | CustomAlgorithm, tuple[int, int, int]] = {
     SpeculativeAlgorithm.EAGLE: (5, 4, 8),
     SpeculativeAlgorithm.EAGLE3: (5, 4, 8),
     SpeculativeAlgorithm.STANDALONE: (3, 1, 4),
@@ -25,6 +26,9 @@ DEFAULT_MULTI_LAYER_TRIO = (3, 1, 4)
 
 DEFAULT_NGRAM_DRAFT_TOKENS = 12
 """NGRAM's num_draft_tokens when it isn't given."""
+
+DEFAULT_CUSTOM_TRIO = (3, 1, 4)
+"""(steps, topk, draft tokens) of a registered algorithm."""
 
 REMOVED_ENVIRONMENT_VARIABLE = "SGLANG_ENABLE_SPEC_V2"
 """Used to choose between two implementations of speculation; only one is left, so it isn't read."""
@@ -72,7 +76,7 @@ def _resolve_ngram(args: ServerArgs) -> ServerArgs:
     )
 
 
-def _resolve_trio(args: ServerArgs, algorithm: SpeculativeAlgorithm) -> ServerArgs:
+def _resolve_trio(args: ServerArgs, algorithm: SpeculativeAlgorithm | CustomAlgorithm) -> ServerArgs:
     steps, topk, tokens = _complete_trio(args, algorithm)
     _check_rejection_sampling(args, topk)
     if args.enable_multi_layer_eagle and (topk != 1 or tokens != steps + 1):
@@ -117,13 +121,19 @@ def _check_rejection_sampling(args: ServerArgs, topk: int) -> None:
         )
 
 
-def _complete_trio(args: ServerArgs, algorithm: SpeculativeAlgorithm) -> tuple[int, int, int]:
+def _complete_trio(
+    args: ServerArgs, algorithm: SpeculativeAlgorithm | CustomAlgorithm
+) -> tuple[int, int, int]:
     steps, topk, tokens = (
         args.speculative_num_steps,
         args.speculative_eagle_topk,
         args.speculative_num_draft_tokens,
     )
-    default = DEFAULT_MULTI_LAYER_TRIO if args.enable_multi_layer_eagle else DEFAULT_TRIO[algorithm]
+    default = (
+        DEFAULT_MULTI_LAYER_TRIO
+        if args.enable_multi_layer_eagle
+        else DEFAULT_TRIO.get(algorithm, DEFAULT_CUSTOM_TRIO)
+    )
     if steps is None and topk is None and tokens is None:
         return default
     if steps is None or topk is None or tokens is None:
@@ -136,7 +146,9 @@ def _complete_trio(args: ServerArgs, algorithm: SpeculativeAlgorithm) -> tuple[i
     return steps, topk, tokens
 
 
-def _check_draft_model(args: ServerArgs, algorithm: SpeculativeAlgorithm, object_given: bool) -> None:
+def _check_draft_model(
+    args: ServerArgs, algorithm: SpeculativeAlgorithm | CustomAlgorithm, object_given: bool
+) -> None:
     given = object_given or args.speculative_draft_model_path is not None
     if algorithm.needs_draft_model() and not given:
         raise ValueError(
@@ -152,7 +164,7 @@ def _check_draft_model(args: ServerArgs, algorithm: SpeculativeAlgorithm, object
         )
 
 
-def _check_multi_layer(args: ServerArgs, algorithm: SpeculativeAlgorithm) -> None:
+def _check_multi_layer(args: ServerArgs, algorithm: SpeculativeAlgorithm | CustomAlgorithm) -> None:
     if not args.enable_multi_layer_eagle:
         return
     if algorithm not in (SpeculativeAlgorithm.EAGLE, SpeculativeAlgorithm.EAGLE3):
@@ -162,7 +174,7 @@ def _check_multi_layer(args: ServerArgs, algorithm: SpeculativeAlgorithm) -> Non
         )
 
 
-def _check_unused(args: ServerArgs, algorithm: SpeculativeAlgorithm) -> None:
+def _check_unused(args: ServerArgs, algorithm: SpeculativeAlgorithm | CustomAlgorithm) -> None:
     """A setting that would be ignored is an error: its user believes that it is in force."""
     for spec in fields(args):
         if not spec.name.startswith("speculative_") or getattr(args, spec.name) == spec.default:
@@ -202,7 +214,7 @@ def _warn_removed_environment_variable() -> None:
     )
 
 
-def _user(algorithm: SpeculativeAlgorithm) -> str:
+def _user(algorithm: SpeculativeAlgorithm | CustomAlgorithm) -> str:
     return "plain decoding" if algorithm.is_none() else algorithm.name
 
 

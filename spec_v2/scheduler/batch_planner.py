@@ -30,7 +30,7 @@ class BatchPlanner:
         self.last_batch: ScheduleBatch | None = None
         self.chunked: Request | None = None  # its prompt is partly computed
         self.is_short = False  # something was retracted: admit nothing until something finishes
-        self.keeps_known_ids = server_args.algorithm.is_ngram()
+        self.keeps_known_ids = server_args.algorithm.keeps_history()
 
     # -- which batch ---------------------------------------------------------------------------------------
 
