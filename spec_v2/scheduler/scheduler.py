@@ -74,11 +74,12 @@ class Scheduler:
 
     def event_loop(self) -> Iterator[list[Request]]:
         """The loop that `disable_overlap_schedule` selects."""
-        return (
-            self.event_loop_normal()
-            if self.server_args.disable_overlap_schedule
-            else self.event_loop_overlap()
-        )
+        sync = self.server_args.disable_overlap_schedule
+        self.forward_stream.take_cores()
+        try:
+            yield from self.event_loop_normal() if sync else self.event_loop_overlap()
+        finally:
+            self.forward_stream.release_cores()
 
     # -- one step ----------------------------------------------------------------------------------------
 

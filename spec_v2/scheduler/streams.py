@@ -15,6 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 
 from spec_v2.observability.trace import Trace
+from spec_v2.scheduler.openmp import release_helper_threads
 
 T = TypeVar("T")
 
@@ -70,6 +71,8 @@ class Stream(Protocol):
     def wait_event(self, event: Any) -> None: ...
     def synchronize(self) -> None: ...
     def owns_current_thread(self) -> bool: ...
+    def take_cores(self) -> None: ...
+    def release_cores(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -142,6 +145,14 @@ class CpuStream:
 
     def owns_current_thread(self) -> bool:
         return threading.current_thread() is self._thread
+
+    def take_cores(self) -> None:
+        """The calling thread is about to wait for this stream: its helper threads make room."""
+        release_helper_threads()
+
+    def release_cores(self) -> None:
+        """This stream is about to idle: its helper threads make room for the host's own work."""
+        self._queue.put(release_helper_threads)
 
     def close(self) -> None:
         self._queue.put(None)
@@ -218,6 +229,12 @@ class CudaStream:
 
     def synchronize(self) -> None:
         self._stream.synchronize()
+
+    def take_cores(self) -> None:
+        """Nothing to do: the work is not on the host's cores."""
+
+    def release_cores(self) -> None:
+        """Nothing to do: the work is not on the host's cores."""
 
     def owns_current_thread(self) -> bool:
         return torch.cuda.current_stream(self._stream.device) == self._stream
