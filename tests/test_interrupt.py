@@ -1,0 +1,157 @@
+"""Ctrl-C: wherever it strikes, generate raises, everything is free again, and the engine goes on working."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.scheduling_helpers import expected, free, greedy, outputs, scene_engine, scene_prompts
+
+ROOT = Path(__file__).parent.parent
+
+CHILD = """
+import sys
+import torch
+from spec_v2.scheduler import streams
+from tests.scheduling_helpers import expected, free, greedy, outputs, scene_engine, scene_prompts
+
+def say(word):
+    print(word, flush=True)
+
+torch.set_num_threads(1)
+schedule = sys.argv[1]
+engine = scene_engine("STANDALONE", torch.device("cpu"), schedule=schedule)
+before = free(engine)
+prompts, params = scene_prompts("STANDALONE", engine.model, 3), [greedy(n) for n in (9, 12, 7)]
+held, wait, abort_all = [], streams.CpuEvent.synchronize, engine.scheduler.abort_all
+
+def on_run(label, step):
+    if label == "verify" and step == 2 and not held:
+        held.append(step)
+        say("inside")
+        assert sys.stdin.readline() == "go on\\n"
+
+def synchronize(self):
+    if self._step.index == 2:
+        say("waiting")
+    wait(self)
+
+def draining():
+    streams.CpuEvent.synchronize = wait
+    say("draining")
+    abort_all()
+
+engine._forward_stream.on_run = on_run
+engine.scheduler.abort_all = draining
+streams.CpuEvent.synchronize = synchronize
+try:
+    engine.generate(prompts, params)
+except KeyboardInterrupt:
+    say("caught")
+engine.scheduler.abort_all = abort_all
+assert held
+assert free(engine) == before, free(engine)
+assert outputs(engine, prompts, params) == expected(engine, prompts, params)
+assert free(engine) == before
+engine.close()
+say("right")
+"""
+
+
+LONG = 120  # seconds; only a failing test waits that long
+
+
+def read_until(child, wanted):
+    """Read the child's words until all wanted ones have come. A child that says nothing is killed in the end."""
+    watchdog = threading.Timer(LONG, child.kill)
+    watchdog.start()
+    missing = set(wanted)
+    while missing:
+        word = child.stdout.readline()
+        assert word, f"the child ended before it said {missing}: {child.stderr.read()}"
+        missing.discard(word.strip())
+    watchdog.cancel()
+
+
+def test_ctrl_c_while_the_host_waits_for_a_slow_step(schedule):
+    """The step in flight is drained, not killed: it goes on only after the interrupt has reached generate."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(CHILD), schedule],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with child:
+        try:
+            read_until(child, {"inside", "waiting"})
+            child.send_signal(signal.SIGINT)
+            read_until(child, {"draining"})
+            child.stdin.write("go on\n")
+            child.stdin.flush()
+            read_until(child, {"caught", "right"})
+            assert child.wait() == 0
+        finally:
+            child.kill()
+
+
+class Striking:
+    """Raises KeyboardInterrupt before the first run of one line; otherwise notes the lines that run."""
+
+    FILES = ("scheduler/scheduler.py", "scheduler/batch_result_processor.py", "mem_cache/allocator.py")
+
+    def __init__(self, target=None):
+        self.target, self.lines = target, []
+
+    def __enter__(self):
+        self.before = sys.gettrace()
+        sys.settrace(self.trace)
+        return self
+
+    def __exit__(self, *error):
+        sys.settrace(self.before)
+
+    def trace(self, frame, event, arg):
+        path = frame.f_code.co_filename
+        if not path.endswith(self.FILES) or frame.f_code.co_name == "abort_all":
+            return None
+        if event == "line":
+            line = (Path(path).name, frame.f_lineno)
+            if line == self.target:
+                self.target = None
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            if line not in self.lines:
+                self.lines.append(line)
+        return self.trace
+
+
+@pytest.mark.usefixtures("cpu_only")
+def test_an_interrupt_at_any_line_of_the_scheduler_leaves_everything_free(schedule, device):
+    with scene_engine("STANDALONE", device, schedule=schedule, max_running_requests=2) as engine:
+        before = free(engine)
+        prompts, params = scene_prompts("STANDALONE", engine.model, 3), [greedy(n) for n in (1, 7, 4)]
+        right = expected(engine, prompts, params)
+        with Striking() as watching:
+            assert outputs(engine, prompts, params) == right
+        assert len(watching.lines) > 80
+        for line in watching.lines:
+            with pytest.raises(KeyboardInterrupt), Striking(line):
+                engine.generate(prompts, params)
+            assert free(engine) == before, f"interrupted at {line}"
+            assert not engine.scheduler.live
+            assert not engine.scheduler.waiting
+        assert outputs(engine, prompts, params) == right
+
+
+@pytest.fixture
+def cpu_only(device):
+    if device.type != "cpu":
+        pytest.skip("tracing every line of a CUDA run proves nothing more")

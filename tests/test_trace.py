@@ -1,0 +1,145 @@
+"""The trace: bounded, in start order, three lanes, and a file that Perfetto reads."""
+
+import json
+from itertools import pairwise
+
+import pytest
+
+from spec_v2.observability.trace import LANES, Trace
+from tests.harness import CHAIN
+from tests.scheduling_helpers import greedy, scene_engine
+from tests.tiny_models import llama
+
+
+def record(trace, lane, name, step):
+    with trace.span(lane, name, step):
+        pass
+
+
+def test_spans_come_in_start_order_whenever_they_end():
+    trace = Trace()
+    with trace.span("host", "outer", 1):
+        record(trace, "forward", "inner", 2)
+    outer, inner = trace.spans()
+    assert [(s.lane, s.name, s.step) for s in (outer, inner)] == [
+        ("host", "outer", 1),
+        ("forward", "inner", 2),
+    ]
+    assert outer.start_us <= inner.start_us
+    assert inner.start_us + inner.duration_us <= outer.start_us + outer.duration_us
+    assert min(outer.start_us, inner.duration_us) >= 0
+
+
+def test_a_span_whose_body_raises_is_kept():
+    trace = Trace()
+    with pytest.raises(KeyError), trace.span("host", "launch", 0):
+        raise KeyError
+    assert trace.order("launch") == [("launch", 0)]
+
+
+def test_order_is_about_the_hosts_spans_with_these_names():
+    trace = Trace()
+    for lane, name, step in (
+        ("host", "launch", 0),
+        ("host", "schedule", 1),
+        ("forward", "launch", 7),
+        ("host", "process", 0),
+    ):
+        record(trace, lane, name, step)
+    assert trace.order("launch", "process") == [("launch", 0), ("process", 0)]
+    assert trace.order() == []
+
+
+def test_only_the_newest_spans_are_kept():
+    trace = Trace(max_spans=3)
+    for step in range(5):
+        record(trace, "host", "launch", step)
+    assert trace.order("launch") == [("launch", 2), ("launch", 3), ("launch", 4)]
+    assert repr(trace) == "Trace(3 spans)"
+    trace.clear()
+    assert trace.spans() == []
+
+
+def test_an_empty_trace_can_be_shown_and_written(tmp_path):
+    trace = Trace()
+    assert "the newest 0 of 0 spans" in trace._repr_html_()
+    events = json.loads(trace.to_perfetto(tmp_path / "empty.json").read_text())["traceEvents"]
+    assert {event["ph"] for event in events} == {"M"}
+
+
+def test_the_table_shows_the_newest_spans():
+    trace = Trace()
+    for step in range(20):
+        record(trace, "host", "launch", step)
+    html = trace._repr_html_()
+    assert "the newest 12 of 20 spans" in html
+    assert "<td>19</td><td>host</td><td>launch</td>" in html
+    assert "<td>7</td>" not in html
+
+
+@pytest.fixture
+def engine(device, schedule):
+    with scene_engine("STANDALONE", device, schedule=schedule) as made:
+        made.generate([(1, 2, 3), (4, 5)], greedy(7))
+        yield made
+
+
+def test_a_run_leaves_all_lanes_and_all_steps(engine):
+    spans = engine.trace.spans()
+    assert {s.lane for s in spans} == set(LANES)
+    steps = range(engine.scheduler.num_steps_launched)
+    for name in ("launch", "process", "verdict", "publish", "draft_extend", "stash", "copy"):
+        wanted = steps if name != "verdict" else [0]
+        assert [s.step for s in spans if s.name == name] == list(wanted), name
+    names = {s.name for s in spans if s.lane == "forward"}
+    assert names == {
+        "row_table",
+        "prefill",
+        "verdict",
+        "resolve",
+        "draft",
+        "verify",
+        "publish",
+        "draft_extend",
+        "stash",
+    }
+
+
+def test_spans_of_a_lane_do_not_overlap(engine):
+    for lane in LANES:
+        spans = [s for s in engine.trace.spans() if s.lane == lane]
+        for one, next_one in pairwise(spans):
+            assert one.start_us + one.duration_us <= next_one.start_us + 1e-3, (one, next_one)
+
+
+def test_a_copy_begins_after_its_step_was_stashed(engine):
+    spans = engine.trace.spans()
+    stashed = {s.step: s.start_us + s.duration_us for s in spans if s.name == "stash"}
+    copied = {s.step: s.start_us for s in spans if s.name == "copy"}
+    assert set(copied) == set(stashed)
+    assert all(copied[step] >= stashed[step] for step in copied)
+
+
+def test_the_file_is_what_perfetto_reads(engine, tmp_path):
+    path = engine.trace.to_perfetto(str(tmp_path / "trace.json"))
+    trace = json.loads(path.read_text())
+    events = trace["traceEvents"]
+    names = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+    assert list(names.values()) == list(LANES)
+    spans = [e for e in events if e["ph"] == "X"]
+    assert len(spans) == len(engine.trace.spans())
+    for event, span in zip(spans, engine.trace.spans(), strict=True):
+        assert (names[event["tid"]], event["name"], event["args"]["step"]) == (
+            span.lane,
+            span.name,
+            span.step,
+        )
+        assert (event["ts"], event["dur"]) == (span.start_us, span.duration_us)
+
+
+def test_a_cleared_trace_goes_on(open_engine, device):
+    engine = open_engine(llama(device), None, None, CHAIN)
+    engine.generate([(1, 2)], greedy(3))
+    engine.trace.clear()
+    engine.generate([(1, 2)], greedy(3))
+    assert [name for name, _ in engine.trace.order("launch")] == ["launch"] * 3
