@@ -20,7 +20,7 @@ class RequestFactory:
         self.vocab_size = int(model.config.vocab_size)
         self.eos_token_ids = _eos_token_ids(model, tokenizer)
         self._random_seed = random_seed
-        self._num_requests = 0
+        self.num_requests = 0
 
     def make(
         self,
@@ -41,8 +41,8 @@ class RequestFactory:
                 "an answer; shorten the prompt or raise context_length"
             )
         self._check_token_ids(i, params)
-        request_id = self._num_requests
-        self._num_requests += 1
+        request_id = self.num_requests
+        self.num_requests += 1
         seed = params.seed
         if seed is None:
             seed = (self._random_seed * 1_000_003 + request_id) % (1 << 63)

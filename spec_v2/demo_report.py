@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spec_v2.completion import Completion, mean_accept_length
+from spec_v2.completion import Completion
+from spec_v2.observability.metrics import total
 
 MAX_TIE_ULPS = 4
 
@@ -126,7 +127,7 @@ def summary(runs: Sequence[Run]) -> str:
     for algorithm, schedule in dict.fromkeys((r.algorithm, r.schedule) for r in runs):
         mine = [r for r in runs if (r.algorithm, r.schedule) == (algorithm, schedule)]
         tokens, seconds = sum(len(r.output_ids) for r in mine), sum(r.seconds for r in mine)
-        length = mean_accept_length([r.completion for r in mine])
+        length = total(r.completion.spec for r in mine).mean_acceptance_length
         rows.append((algorithm, schedule, f"{tokens / seconds:.1f}", f"{length:.2f}"))
     return "\n".join(["all prompts", *(f"  {line}" for line in align(rows, right=(2, 3)))])
 

@@ -57,9 +57,13 @@ class Engine:
             self.model, self.tokenizer, self.context_length, self.server_args.random_seed
         )
         self._runners: list[ModelRunner] = []
-        target = self._runner(self.model, "model_path", self._aux_layers())
-        draft = self._draft_runner(draft_model)
-        self._build(target, draft, worker_class, debug)
+        try:
+            target = self._runner(self.model, "model_path", self._aux_layers())
+            draft = self._draft_runner(draft_model)
+            self._build(target, draft, worker_class, debug)
+        except BaseException:
+            self._detach_runners()
+            raise
 
     # -- use -----------------------------------------------------------------------------------------------
 
@@ -111,7 +115,11 @@ class Engine:
         self.scheduler.abort_all()
         self._forward_stream.close()
         self._copy_stream.close()
-        for runner in self._runners:
+        self._detach_runners()
+
+    def _detach_runners(self) -> None:
+        """Newest first: where target and draft are one model, the first of them knows what it had."""
+        for runner in reversed(self._runners):
             runner.detach()
 
     def __enter__(self) -> "Engine":

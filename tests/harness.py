@@ -29,9 +29,15 @@ def make_engine(
 ) -> Engine:
     """An engine on tiny models. NGRAM takes topk as its breadth and the last number as its nodes."""
     steps, topk, nodes = shape
-    settings = {"context_length": CONTEXT, "max_running_requests": 5} | server_args
+    # Prefixes are not shared and NGRAM always drafts, unless a test asks: then a request alone does what it does here.
+    settings = {
+        "context_length": CONTEXT,
+        "max_running_requests": 5,
+        "disable_radix_cache": True,
+    } | server_args
     if algorithm == "NGRAM":
         settings |= {"speculative_ngram_max_bfs_breadth": topk, "speculative_num_draft_tokens": nodes}
+        settings.setdefault("speculative_adaptive", False)
     elif algorithm is not None:
         settings |= {
             "speculative_num_steps": steps,
@@ -184,14 +190,16 @@ class Coverage:
 def check_identity(engine: Engine, prompts: list, params: list[SamplingParams]) -> list[StepRecord]:
     """Generate, and demand plain decoding's tokens and, where greedy, the longest path that a tree offers."""
     recorder = Recorder(engine)
-    first = engine._num_requests
+    first = engine._factory.num_requests
     completions = engine.generate(prompts, params)
     oracle = oracle_of(engine.model)
     for i, (prompt, param, done) in enumerate(zip(prompts, params, completions, strict=True)):
         assert done.output_ids == oracle.expected(prompt, param), f"prompt {i}, {param}"
         steps = recorder.of_request(first + i)
         assert tuple(r.accept_len for r in steps) == done.spec.accept_lens
-        assert all(n - 1 <= depth for n, depth in zip(done.spec.accept_lens, done.spec.draft_depths, strict=True))
+        assert all(
+            n - 1 <= depth for n, depth in zip(done.spec.accept_lens, done.spec.draft_depths, strict=True)
+        )
     for r in recorder.records:
         i = r.request - first
         known = r.seq_len + 1 - len(prompts[i])  # tokens of the output, the bonus token included

@@ -52,8 +52,7 @@ def free(engine: Any) -> tuple[int, int]:
 
 def first_batches(engine: Any, prompts: list, params: SamplingParams) -> Any:
     """Queue the prompts and return the scheduler, whose next batch is their prefill."""
-    for req in engine._requests(prompts, params):
-        engine.scheduler.add_request(req)
+    engine.scheduler.add_requests(engine._requests(prompts, params))
     return engine.scheduler
 
 

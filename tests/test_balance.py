@@ -8,7 +8,17 @@ from tests.cells import SETUPS, open_setup, setup_prompts
 from tests.harness import check_identity, make_engine
 
 COUNT = 5
-FORWARD_LABELS = ("row_table", "prefill", "verdict", "resolve", "draft", "verify", "publish", "draft_extend", "stash")
+FORWARD_LABELS = (
+    "row_table",
+    "prefill",
+    "verdict",
+    "resolve",
+    "draft",
+    "verify",
+    "publish",
+    "draft_extend",
+    "stash",
+)
 
 
 class Injected(Exception):
@@ -24,8 +34,8 @@ def free(engine):
 def assert_idle(engine, before):
     scheduler = engine.scheduler
     assert free(engine) == before
-    assert not scheduler.live
-    assert not scheduler.waiting
+    assert not scheduler.planner.live
+    assert not scheduler.planner.waiting
 
 
 def check_as_new(engine, setup):
@@ -51,7 +61,9 @@ def test_after_finish_and_stop(open_engine, setup, page_size, schedule, device):
     before = free(engine)
     prompts = setup_prompts(setup, engine.model, COUNT)
     plain = [tiny.oracle_of(engine.model).tokens(prompt, 30) for prompt in prompts]
-    params = [SamplingParams(max_new_tokens=30, stop_token_ids=(tokens[5 + i],)) for i, tokens in enumerate(plain)]
+    params = [
+        SamplingParams(max_new_tokens=30, stop_token_ids=(tokens[5 + i],)) for i, tokens in enumerate(plain)
+    ]
     for _ in range(2):
         check_identity(engine, prompts, params)
         assert_idle(engine, before)
@@ -111,7 +123,13 @@ def test_a_refused_prompt_leaves_nothing_queued(open_engine, schedule, device):
 def test_kv04_requests_wait_where_the_pool_is_small(open_engine, setup, page_size, schedule, device):
     """The pool holds one or two requests at their longest; all finish, with the right text."""
     engine = open_setup(
-        open_engine, setup, schedule, device, page_size=page_size, max_total_tokens=192, max_running_requests=5
+        open_engine,
+        setup,
+        schedule,
+        device,
+        page_size=page_size,
+        max_total_tokens=192,
+        max_running_requests=5,
     )
     before = free(engine)
     check_identity(

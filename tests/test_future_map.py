@@ -9,19 +9,21 @@ import torch
 
 from spec_v2.scheduler import future_map as module
 from spec_v2.scheduler.future_map import POISON, FutureMap
-from spec_v2.types import NextDraft, Verdict
+from spec_v2.types import NextDraft, TokenLogprobs, Verdict
 from tests.harness import Recorder
 from tests.scheduling_helpers import ALGORITHMS, expected, greedy, scene_engine, scene_prompts
 
-COLUMNS = ("new_seq_lens", "bonus_tokens", "topk_p", "topk_index", "hidden_states", "history")
+COLUMNS = ("new_seq_lens", "bonus_tokens", "topk_p", "topk_index", "hidden_states", "draft_probs", "history")
 
 
-def make_map(*, num_rows=6, topk=2, hidden_size=3, history_width=12, debug=False):
+def make_map(*, num_rows=6, topk=2, hidden_size=3, history_width=12, draft_probs_width=5, debug=False):
     return FutureMap(
         num_rows=num_rows,
         topk=topk,
         hidden_size=hidden_size,
         history_width=history_width,
+        draft_probs_width=draft_probs_width,
+        vocab_size=64,
         dtype=torch.float64,
         device=torch.device("cpu"),
         debug=debug,
@@ -40,12 +42,17 @@ def make_step(*, predict, seq_lens, topk=2, hidden_size=3, seed=0):
         accept_lens=accept_lens,
         new_seq_lens=torch.tensor(seq_lens) + accept_lens,
         draft_depths=torch.full((b,), w - 1),
+        match_lens=torch.zeros(b, dtype=torch.long),
+        logprobs=TokenLogprobs(
+            chosen=torch.zeros(b, 0), top=torch.zeros(b, 0, 0), top_ids=torch.zeros(b, 0, 0, dtype=torch.long)
+        ),
         hidden_states=torch.zeros(b, w, 0, dtype=torch.float64),
     )
     next_draft = NextDraft(
         topk_p=torch.rand(b, topk, generator=generator),
         topk_index=torch.randint(60, (b, topk), generator=generator),
         hidden_states=torch.rand(b, hidden_size, generator=generator, dtype=torch.float64),
+        draft_probs=torch.rand(b, 5, generator=generator),
     )
     return verdict, next_draft
 
@@ -68,7 +75,7 @@ def test_what_is_put_into_rows_comes_out_of_them(debug):
     assert inputs.rows.tolist() == [3, 4]
     assert inputs.seq_lens.tolist() == [8, 5]
     assert inputs.bonus_tokens.tolist() == [4, 8]
-    for name in ("topk_p", "topk_index", "hidden_states"):
+    for name in ("topk_p", "topk_index", "hidden_states", "draft_probs"):
         assert torch.equal(getattr(inputs.next_draft, name), getattr(next_draft, name)[order]), name
 
 

@@ -146,8 +146,8 @@ def test_an_interrupt_at_any_line_of_the_scheduler_leaves_everything_free(schedu
             with pytest.raises(KeyboardInterrupt), Striking(line):
                 engine.generate(prompts, params)
             assert free(engine) == before, f"interrupted at {line}"
-            assert not engine.scheduler.live
-            assert not engine.scheduler.waiting
+            assert not engine.scheduler.planner.live
+            assert not engine.scheduler.planner.waiting
         assert outputs(engine, prompts, params) == right
 
 

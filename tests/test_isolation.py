@@ -200,7 +200,7 @@ def test_workers_do_not_write_into_the_batchs_tensors(device, schedule):
             tensors = {n: v for n in FIELDS if isinstance(v := getattr(batch, n), torch.Tensor)}
             if batch.prompt_staging is not None:
                 tensors["input_ids"] = batch.prompt_staging.input_ids
-            inputs = batch.sampling_info.inputs
+            inputs = batch.sampling_info.sampling
             tensors |= {n: v for n in inputs.__slots__ if isinstance(v := getattr(inputs, n), torch.Tensor)}
             copies = {name: tensor.clone() for name, tensor in tensors.items()}
             result = scheduler.run_batch(batch, overlap=schedule == "overlap")

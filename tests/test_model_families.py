@@ -98,7 +98,11 @@ MIXED_LAYERS = {"layer_types": ["conv", "full_attention"]}
 REFUSED = {
     "dynamic rope": ("llama", DYNAMIC, "dynamic"),
     "a convolution layer": ("lfm2", MIXED_LAYERS, "1 of 2 layers"),
-    "recurrent layers": ("mamba2", {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 1}, "0 of 2 layers"),
+    "recurrent layers": (
+        "mamba2",
+        {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 1},
+        "0 of 2 layers",
+    ),
     "attention that takes no keywords": ("stablelm", {}, "[Ss]table"),
     "positions in attention biases": ("bloom", {"n_head": 4}, "bloom|Bloom"),
 }

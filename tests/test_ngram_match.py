@@ -63,7 +63,9 @@ def test_matches_the_search_by_hand(alphabet, num_nodes, breadths):
         want = draft_by_hand(tokens, shape, num_nodes)
         real = len(want) + 1
         assert tree.tokens[i, 0] == tokens[-1]
-        assert list(zip(tree.tokens[i, 1:real].tolist(), tree.parents[i, 1:real].tolist(), strict=True)) == want
+        assert (
+            list(zip(tree.tokens[i, 1:real].tolist(), tree.parents[i, 1:real].tolist(), strict=True)) == want
+        )
         assert tree.parents[i, real:].eq(-1).all()
         assert tree.scores[i].tolist() == [1.0] * real + [0.0] * (num_nodes - real)
 

@@ -204,18 +204,18 @@ def lag_forward(engine):
 def watch_rows(engine):
     """Notes (request, row) at admission and (request, row, steps in flight) at release."""
     admitted, released = [], []
-    scheduler = engine.scheduler
-    prefill, release = scheduler._prefill_batch, scheduler.processor.release
+    planner = engine.scheduler.planner
+    prefill, release = planner._extend_batch, planner.release
 
-    def noting_prefill(reqs):
+    def noting_prefill(reqs, spans):
         admitted.extend((r.request_id, r.row) for r in reqs)
-        return prefill(reqs)
+        return prefill(reqs, spans)
 
     def noting_release(req):
         released.append((req.request_id, req.row, req.num_in_flight))
         release(req)
 
-    scheduler._prefill_batch, scheduler.processor.release = noting_prefill, noting_release
+    planner._extend_batch, planner.release = noting_prefill, noting_release
     return admitted, released
 
 

@@ -10,14 +10,15 @@ from spec_v2.kernels.sample_nodes.reference import inverse_cdf
 NUM_ROWS = 20_000
 
 
-def sampling(b, *, temperature=1.0, top_k=2**62, top_p=1.0, first_seed=0):
+def sampling(b, *, temperature=1.0, top_k=2**62, top_p=1.0, min_p=0.0, first_seed=0):
     return SamplingInputs(
         temperatures=torch.full((b,), temperature),
         top_ks=torch.full((b,), top_k),
         top_ps=torch.full((b,), top_p),
+        min_ps=torch.full((b,), min_p),
         seeds=torch.arange(first_seed, first_seed + b),
         all_greedy=False,
-        any_filter=top_k < 2**62 or top_p < 1,
+        any_filter=top_k < 2**62 or top_p < 1 or min_p > 0,
     )
 
 
@@ -33,11 +34,15 @@ def filtered(probs, top_k, top_p):
     return [p if t in kept else 0.0 for t, p in enumerate(probs)]
 
 
-@pytest.mark.parametrize(("top_k", "top_p"), [(99, 1.0), (3, 1.0), (99, 0.6), (4, 0.7), (1, 1.0), (99, 0.001)])
+@pytest.mark.parametrize(
+    ("top_k", "top_p"), [(99, 1.0), (3, 1.0), (99, 0.6), (4, 0.7), (1, 1.0), (99, 0.001)]
+)
 def test_filters_follow_their_definition(top_k, top_p):
     gen = torch.Generator().manual_seed(0)
     logits = torch.randint(-3, 3, (40, 11), generator=gen).double()  # many ties
-    probs = processed_probs(logits, torch.ones(40), torch.full((40,), top_k), torch.full((40,), top_p))
+    probs = processed_probs(
+        logits, torch.ones(40), torch.full((40,), top_k), torch.full((40,), top_p), torch.zeros(40)
+    )
     for i in range(40):
         want = filtered(logits[i].softmax(-1).tolist(), top_k, top_p)
         assert [t for t, p in enumerate(want) if p] == probs[i].nonzero()[:, 0].tolist()
@@ -51,7 +56,9 @@ def test_samples_follow_the_distribution(settings, position):
     given = sampling(NUM_ROWS, **settings)
     tokens = sample_nodes(logits.expand(NUM_ROWS, 1, 6), torch.full((NUM_ROWS, 1), position), given)
     scaled = (logits / settings.get("temperature", 1.0)).softmax(-1).tolist()
-    want = torch.tensor(filtered(scaled, settings.get("top_k", 99), settings.get("top_p", 1.0)), dtype=torch.float64)
+    want = torch.tensor(
+        filtered(scaled, settings.get("top_k", 99), settings.get("top_p", 1.0)), dtype=torch.float64
+    )
     counts = tokens.flatten().bincount(minlength=6)
     assert counts[want == 0].sum() == 0
     kept = want > 0

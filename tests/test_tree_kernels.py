@@ -15,7 +15,9 @@ def random_parents(gen, b, n, padding=0):
     rows = []
     for _ in range(b):
         real = n - padding
-        rows.append([-1] + [int(torch.randint(0, j, (1,), generator=gen)) for j in range(1, real)] + [-1] * padding)
+        rows.append(
+            [-1] + [int(torch.randint(0, j, (1,), generator=gen)) for j in range(1, real)] + [-1] * padding
+        )
     return torch.tensor(rows)
 
 
@@ -95,7 +97,9 @@ def random_candidates(gen, b, k, num_steps):
     return tokens, scores, parents
 
 
-@pytest.mark.parametrize(("k", "num_steps", "num_nodes"), [(1, 4, 5), (2, 3, 6), (3, 5, 6), (4, 3, 9), (2, 1, 3)])
+@pytest.mark.parametrize(
+    ("k", "num_steps", "num_nodes"), [(1, 4, 5), (2, 3, 6), (3, 5, 6), (4, 3, 9), (2, 1, 3)]
+)
 def test_build_tree_matches_brute_force(k, num_steps, num_nodes):
     gen = torch.Generator().manual_seed(k)
     tokens, scores, parents = random_candidates(gen, 7, k, num_steps)

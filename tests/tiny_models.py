@@ -216,6 +216,7 @@ class Oracle:
             one(params.temperature, torch.float32),
             one(top_k, torch.long),
             one(params.top_p, torch.float32),
+            one(params.min_p, torch.float32),
         )
         coin = position_coins(one(params.seed, torch.long), one(position, torch.long)).to(probs.dtype)
         cdf = probs[0].cumsum(0) / probs.sum()

@@ -38,6 +38,10 @@ def _no_mask(*args: Any, **kwargs: Any) -> None:
     """Visibility is the forward batch's; a dense mask is never built."""
 
 
+class NotOnSlots(RuntimeError):
+    """The attention function was called without a forward batch."""
+
+
 class GeometryProbe:
     """Stands in for a forward batch once, at load: records what each layer's attention wants."""
 
@@ -75,7 +79,7 @@ def slot_attention(
         forward_batch.record(layer, key, value, kwargs)
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
     if not isinstance(forward_batch, ForwardBatch):
-        raise RuntimeError("this model runs on spec_v2's slots: call it through ModelRunner.forward")
+        raise NotOnSlots("this model runs on spec_v2's slots: call it through ModelRunner.forward")
 
     pool = forward_batch.kv_pool
     pool.write(layer, forward_batch.out_slots, key[0].transpose(0, 1), value[0].transpose(0, 1))

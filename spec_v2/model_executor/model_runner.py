@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from spec_v2.mem_cache.kv_pool import LayerGeometry
-from spec_v2.model_executor.attention import NAME, GeometryProbe, register
+from spec_v2.model_executor.attention import NAME, GeometryProbe, NotOnSlots, register
 from spec_v2.model_executor.forward_batch import ForwardBatch
 
 
@@ -136,8 +136,13 @@ def _probe_geometry(model: Any, field: str) -> tuple[LayerGeometry, ...]:
     device = next(model.parameters()).device
     ids = torch.zeros(1, 2, dtype=torch.long, device=device)
     positions = torch.arange(2, device=device)[None]
-    with torch.no_grad():
-        model(input_ids=ids, position_ids=positions, use_cache=False, forward_batch=probe)
+    try:
+        with torch.no_grad():
+            model(input_ids=ids, position_ids=positions, use_cache=False, forward_batch=probe)
+    except NotOnSlots:
+        raise ValueError(
+            f"{field}={name}: it does not hand keywords on to its attention; use a model that does"
+        ) from None
     if probe.unknown:
         raise ValueError(
             f"{field}={name}: its attention also wants {sorted(probe.unknown)}, which spec_v2 does not honour; "

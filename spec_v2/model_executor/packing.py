@@ -23,7 +23,9 @@ class _First(nn.Module):
         self.shares: list[Tensor] = []
 
     def forward(self, x: Tensor) -> Tensor:
-        first, *self.shares = nn.functional.linear(x, self.weight, self.bias).split(self.sizes, -1)
+        shares = nn.functional.linear(x, self.weight, self.bias).split(self.sizes, -1)
+        first: Tensor = shares[0]
+        self.shares = list(shares[1:])
         return first
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -21,6 +21,7 @@ from spec_v2.server_args import ServerArgs
 from spec_v2.types import HostVerdict, TokenLogprobs, Verdict
 
 
+@runtime_checkable
 class Worker(Protocol):
     """All that the scheduler knows of a worker."""
 

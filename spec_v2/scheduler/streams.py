@@ -10,7 +10,7 @@ the step's event.
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 
@@ -52,6 +52,7 @@ class Pending(Generic[T]):
         self._value, self._done = value, True
 
 
+@runtime_checkable
 class Event(Protocol):
     """A mark in a stream. `synchronize` blocks the host until it is reached, then raises the step's error."""
 
@@ -59,6 +60,7 @@ class Event(Protocol):
     def query(self) -> bool: ...
 
 
+@runtime_checkable
 class Stream(Protocol):
     """A queue of launches that run in order. `on_run` is called before each launch runs (tests hook it)."""
 
