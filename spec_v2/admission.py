@@ -18,7 +18,7 @@ class RequestFactory:
         self.tokenizer = tokenizer
         self.context_length = context_length
         self.vocab_size = int(model.config.vocab_size)
-        self.eos_token_ids = _eos_token_ids(model, tokenizer)
+        self._model = model
         self._random_seed = random_seed
         self.num_requests = 0
 
@@ -46,7 +46,7 @@ class RequestFactory:
         seed = params.seed
         if seed is None:
             seed = (self._random_seed * 1_000_003 + request_id) % (1 << 63)
-        eos = () if params.ignore_eos else self.eos_token_ids
+        eos = () if params.ignore_eos else _eos_token_ids(self._model, self.tokenizer)
         return Request(
             request_id=request_id,
             prompt_ids=ids,

@@ -10,8 +10,10 @@ import torch
 from spec_v2.scheduler import future_map as module
 from spec_v2.scheduler.future_map import POISON, FutureMap
 from spec_v2.types import NextDraft, TokenLogprobs, Verdict
-from tests.harness import Recorder
-from tests.scheduling_helpers import ALGORITHMS, expected, greedy, scene_engine, scene_prompts
+from tests.harness import CHAIN, Recorder, make_engine
+from tests.scheduling_helpers import ALGORITHMS, expected, greedy, scene, scene_engine, scene_prompts
+
+KINDS = (*ALGORITHMS, "REJECTION", "PENALTIES")
 
 COLUMNS = ("new_seq_lens", "bonus_tokens", "topk_p", "topk_index", "hidden_states", "draft_probs", "history")
 
@@ -157,6 +159,8 @@ def test_history_at_the_end_of_a_row_stays_inside_it():
 
 def everything(algorithm, device, schedule="overlap"):
     """Tokens, metrics, and each step's tree, of a run whose requests join and leave. EAGLE's head reads hidden states."""
+    if algorithm in ("REJECTION", "PENALTIES"):
+        return drawn_or_penalised(algorithm, device, schedule)
     drafter = "random" if algorithm == "EAGLE" else None
     with scene_engine(algorithm, device, drafter, schedule=schedule, max_running_requests=2) as engine:
         recorder = Recorder(engine)
@@ -168,9 +172,23 @@ def everything(algorithm, device, schedule="overlap"):
         return completions, trees
 
 
+def drawn_or_penalised(kind, device, schedule):
+    """Tokens and metrics where a row carries what only rejection sampling, or only penalties, read."""
+    target, draft = scene("STANDALONE", device)
+    options = {"speculative_use_rejection_sampling": True} if kind == "REJECTION" else {}
+    with make_engine(target, "STANDALONE", draft, CHAIN, schedule=schedule, **options) as engine:
+        params = [
+            greedy(12, temperature=1.0, seed=seed)
+            if kind == "REJECTION"
+            else greedy(12, repetition_penalty=1.5, frequency_penalty=1.0)
+            for seed in range(3)
+        ]
+        return engine.generate(scene_prompts("STANDALONE", engine.model, 3), params)
+
+
 @pytest.fixture(scope="module")
 def unbroken(device):
-    return {algorithm: everything(algorithm, device) for algorithm in ALGORITHMS}
+    return {algorithm: everything(algorithm, device) for algorithm in KINDS}
 
 
 def source_of(method):
@@ -235,7 +253,7 @@ def test_all_columns_are_among_the_lines_that_are_broken():
 def test_no_line_can_be_left_out(kind, method, place, unbroken, device, monkeypatch):
     """Some algorithm fails its checks, or drafts or accepts something else."""
     break_line(monkeypatch, kind, method, place)
-    for algorithm in ALGORITHMS:
+    for algorithm in KINDS:
         try:
             if everything(algorithm, device) != unbroken[algorithm]:
                 return
@@ -248,7 +266,7 @@ def test_compiling_again_alone_breaks_nothing(unbroken, device, monkeypatch):
     """The control of the test above."""
     for method in ("publish", "stash", "append_history", "resolve"):
         break_line(monkeypatch, "drop", method, -2)
-    for algorithm in ALGORITHMS:
+    for algorithm in KINDS:
         assert everything(algorithm, device) == unbroken[algorithm]
 
 

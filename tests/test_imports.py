@@ -13,21 +13,23 @@ PACKAGE = Path(spec_v2.__file__).parent
 
 # From the bottom up. A part imports from lower layers and from itself; parts of one layer don't know each other.
 LAYERS = (
-    {"spec_info", "observability", "sampling_params"},
+    {"spec_registry", "observability", "sampling_params"},
+    {"spec_info"},
     {"types", "server_args"},
     {"speculative_hook", "kernels", "mem_cache"},
     {"model_executor", "models"},
     {"scheduler"},
     {"speculative"},
-    {"completion"},
+    {"completion", "admission"},
+    {"streaming"},
     {"engine"},
 )
 # What users run. These may know each other, and nothing in a layer may know them.
-FRONT = {"facts", "demo_report", "demo", "cli", "__main__", "plots", "training", "checkpoints"}
+FRONT = {"bench", "bench_report", "doctor", "facts", "demo_report", "demo", "cli", "__main__", "plots", "training", "checkpoints"}
 
 # The scheduler and the workers are neighbours: the scheduler drives whatever has its Worker protocol, and these
 # modules are all that a worker may know of the scheduler.
-WORKER_INTERFACE = {"scheduler.schedule_batch", "scheduler.future_map", "scheduler.streams"}
+WORKER_INTERFACE = {"scheduler.sampling_batch_info", "scheduler.schedule_batch", "scheduler.future_map", "scheduler.streams"}
 
 LEVEL = {part: level for level, layer in enumerate(LAYERS) for part in layer}
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))

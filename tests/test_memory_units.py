@@ -268,7 +268,7 @@ def test_without_a_size_every_row_can_be_full():
 
 def test_without_a_size_the_budget_is_kept(monkeypatch):
     per_slot = bytes_per_slot(GEOMETRY, torch.float64)
-    monkeypatch.setattr(kv_cache_builder, "_budget_bytes", lambda device: 17 * per_slot)
+    monkeypatch.setattr(kv_cache_builder, "_budget_bytes", lambda device, fraction: 17 * per_slot)
     assert build().pages.num_usable == 4
 
 

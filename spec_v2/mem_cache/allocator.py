@@ -14,8 +14,12 @@ class PageAllocator:
             raise ValueError(f"num_pages={num_pages}: page 0 is padding, so at least 2 are needed")
         self.num_pages = num_pages
         self.page_size = page_size
-        self._free = list(range(num_pages - 1, 0, -1))
-        self._is_free = [page > 0 for page in range(num_pages)]
+        self.reset()
+
+    def reset(self) -> None:
+        """All pages are free."""
+        self._free = list(range(self.num_pages - 1, 0, -1))
+        self._is_free = [page > 0 for page in range(self.num_pages)]
 
     @property
     def num_free(self) -> int:
@@ -56,7 +60,11 @@ class RowAllocator:
 
     def __init__(self, num_rows: int) -> None:
         self.num_rows = num_rows
-        self._free = list(range(num_rows - 1, 0, -1))
+        self.reset()
+
+    def reset(self) -> None:
+        """All rows are free."""
+        self._free = list(range(self.num_rows - 1, 0, -1))
 
     @property
     def num_free(self) -> int:

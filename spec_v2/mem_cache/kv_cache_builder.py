@@ -27,6 +27,12 @@ class KvCache:
     rows: RowAllocator
     prefix: PrefixCache
 
+    def forget_owners(self) -> None:
+        """Everything is free again. Only for when no request is left."""
+        self.pages.reset()
+        self.rows.reset()
+        self.prefix.reset()
+
 
 def build_kv_cache(
     *,

@@ -31,10 +31,14 @@ class PrefixCache:
         self.pages = pages
         self.pair_keys = pair_keys
         self.enabled = enabled
+        self._clock = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget every page, without freeing any."""
         self.root = Node(None, (), 0)
         self.num_pages = 0
         self.num_evictable = 0
-        self._clock = 0
 
     def match(self, tokens: Sequence[int]) -> list[Node]:
         """The nodes of the longest cached prefix, root excluded. At least one token is left to compute."""

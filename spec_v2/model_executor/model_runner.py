@@ -43,6 +43,9 @@ class ModelRunner:
         self.context_length = context_length
         self._own_attention = _switch_attention(self.model)
         self._last_hidden: Tensor | None = None
+        # A mask that is 4-D already is handed on as it is. Without one transformers reads the positions on the
+        # host to see whether they are packed sequences, which would wait for the device in every forward.
+        self._no_mask = torch.zeros(1, 1, 1, 1, device=next(model.parameters()).device)
         self._aux: dict[int, Tensor] = {}
         self._hooks = [self.model.get_decoder().register_forward_hook(self._keep_hidden)]
         for place, index in enumerate(aux_layers):  # a shallow target may name one layer twice
@@ -81,6 +84,7 @@ class ModelRunner:
             extra["target_hidden"] = target_hidden[None]
         output = self.model(
             input_ids=input_ids[None],
+            attention_mask=self._no_mask,
             position_ids=positions.clamp(max=self.context_length - 1)[None],
             use_cache=False,
             forward_batch=forward_batch,

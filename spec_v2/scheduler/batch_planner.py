@@ -151,16 +151,14 @@ class BatchPlanner:
                 extend_lens=tuple(end - start for start, end in spans),
                 next_ids=host(next_ids),
                 known_ids=host(known if self.keeps_known_ids else []),
-                count_reset=self._count_reset(
-                    [r for r, (_, end) in zip(reqs, spans, strict=True) if end == len(r.fill_ids)]
-                ),
+                count_reset=self._count_reset(reqs),
             ),
             spec_info=rows,
         )
 
-    def _count_reset(self, complete: list[Request]) -> CountReset | None:
-        """For the last chunk of requests with penalties: what they are counted from."""
-        reqs = [r for r in complete if r.params.penalises]
+    def _count_reset(self, batch: list[Request]) -> CountReset | None:
+        """For requests with penalties: what they are counted from. A chunk emits nothing, so it may be set again."""
+        reqs = [r for r in batch if r.params.penalises]
         if not reqs:
             return None
 
@@ -243,11 +241,10 @@ class BatchPlanner:
         req.pages, req.cached_path, req.row = [], [], 0
         req.kv_committed_len = req.kv_allocated_len = 0
 
-    def finish(self, req: Request, *, keep_prefix: bool = True) -> None:
+    def finish(self, req: Request) -> None:
         """A request has its finish reason: give everything back."""
         if req.row:
-            if keep_prefix:
-                self.keep_prefix(req)
+            self.keep_prefix(req)
             self.release(req)
             del self.live[req.request_id]
             self.is_short = False
@@ -257,10 +254,16 @@ class BatchPlanner:
             self.chunked = None
 
     def clear(self) -> None:
-        """Give up all requests and forget all prefixes: after an error nobody knows which KV was written."""
+        """Give up all requests and forget all prefixes.
+
+        Nothing is undone piece by piece: an interrupt may come between any two lines, and after an error nobody
+        knows which KV was written. So all owners are forgotten at once.
+        """
         for req in [*self.live.values(), *self.waiting]:
-            req.finish_reason = "abort"
-            self.finish(req, keep_prefix=False)
-        self.cache.prefix.evict(self.cache.prefix.num_pages)
-        self.running_batch = self.last_batch = None
+            req.finish_reason = req.finish_reason or "abort"
+            req.pages, req.cached_path, req.row = [], [], 0
+        self.live.clear()
+        self.waiting.clear()
+        self.running_batch = self.last_batch = self.chunked = None
         self.is_short = False
+        self.cache.forget_owners()

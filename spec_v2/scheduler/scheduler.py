@@ -218,8 +218,6 @@ def copy_to_host(verdict: Verdict) -> HostVerdict:
     """Start the download of what the host commits. On a CPU this hands over the tensors themselves."""
 
     def download(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.numel() == 0:
-            return tensor.cpu()
         if tensor.device.type == "cpu":
             return tensor
         pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

@@ -92,7 +92,7 @@ def write_prompts_to_history(history: Int[Tensor, "rows width"], prompt: PromptS
     """Put all known tokens into the requests' rows: a cached prefix was never computed here, but is known."""
     lens = [sum(span) for span in zip(prompt.prefix_lens, prompt.extend_lens, strict=True)]
     positions = torch.cat([torch.arange(length) for length in lens])
-    rows = torch.repeat_interleave(prompt.rows, torch.tensor(lens))
+    rows = torch.repeat_interleave(prompt.rows, torch.tensor(lens), output_size=sum(lens))
     host = (rows, positions, prompt.known_ids)
     rows, positions, tokens = (x.to(history.device, non_blocking=True) for x in host)
     history[rows, positions] = tokens
