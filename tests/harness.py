@@ -191,7 +191,9 @@ def check_identity(engine: Engine, prompts: list, params: list[SamplingParams]) 
         assert done.output_ids == oracle.expected(prompt, param), f"prompt {i}, {param}"
         steps = recorder.of_request(first + i)
         assert tuple(r.accept_len for r in steps) == done.spec.accept_lens
-        assert all(n - 1 <= depth for n, depth in zip(done.spec.accept_lens, done.spec.draft_depths, strict=True))
+        assert all(
+            n - 1 <= depth for n, depth in zip(done.spec.accept_lens, done.spec.draft_depths, strict=True)
+        )
     for r in recorder.records:
         i = r.request - first
         known = r.seq_len + 1 - len(prompts[i])  # tokens of the output, the bonus token included

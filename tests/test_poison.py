@@ -72,6 +72,8 @@ def test_future_map_rows_start_poisoned(open_engine, setup, schedule, device):
         assert bool((integers < 0).all())
     for floats in (future_map.topk_p, future_map.hidden_states):
         assert bool(floats.isnan().all())
-    check_identity(engine, setup_prompts(setup, engine.model, COUNT), [SamplingParams(max_new_tokens=12)] * COUNT)
+    check_identity(
+        engine, setup_prompts(setup, engine.model, COUNT), [SamplingParams(max_new_tokens=12)] * COUNT
+    )
     rows = future_map.bonus_tokens[0], future_map.new_seq_lens[0]
     assert all(int(value) < 0 for value in rows), "row 0 is padding: nobody writes it"

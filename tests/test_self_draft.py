@@ -73,7 +73,9 @@ def test_dr04_the_tree_is_what_plain_chains_of_the_drafter_give(
             }
             assert len(record.text) == record.seq_len + 1
             assert record.tokens[0] == record.text[-1]
-            assert nodes == pytest.approx(wanted, rel=1e-4, abs=1e-30), f"request {request}, step {record.step}"
+            assert nodes == pytest.approx(wanted, rel=1e-4, abs=1e-30), (
+                f"request {request}, step {record.step}"
+            )
 
 
 def test_tb09_more_nodes_are_never_accepted_less(open_engine, schedule, device):
