@@ -5,6 +5,7 @@ float32 that nothing differs. All numbers are of this run. Exit code 1: an outpu
 """
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="smollm2-135m", help="another model (default: smollm2-135m)")
     options = parser.parse_args(argv)
     try:
-        return demo(options.model, num_tokens=24 if options.quick else 64)
+        return demo(options.model, num_tokens=24 if options.quick else 48)
     except ValueError as error:
         print(f"demo: error: {error}", file=sys.stderr)
         return 2
@@ -75,7 +76,7 @@ def demo(model: str, num_tokens: int) -> int:
     print(_explanation(models, runs), flush=True)
     with _progress(f"loading {model} in float32"):
         models = load_models(model, "float32")
-    exact = list(measure(models, EXACT_PROMPTS, num_tokens))
+    exact = list(measure(models, EXACT_PROMPTS, min(num_tokens, 32)))
     print("\n2. The same text, in float32: every token id is compared with plain decoding's\n")
     num_wrong = sum(is_wrong for _, is_wrong in verdicts)
     for prompt in EXACT_PROMPTS:
@@ -150,12 +151,13 @@ def _head(model: str, models: Models, num_tokens: int) -> str:
     import torch
 
     threads = torch.get_num_threads()
+    load = f", load average {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
     found = ", ".join(f"{name} {number}" for name, number in versions().items() if number)
     return "\n".join(
         (
             "spec_v2: plain decoding against speculative decoding, on a real model",
             "",
-            f"  machine   {machine()}",
+            f"  machine   {machine()}{load}",
             f"  date      {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
             f"  versions  {found}",
             f"  model     {model}: {models.layers} layers, on {models.target.device}",

@@ -118,8 +118,8 @@ class Engine:
         self._detach_runners()
 
     def _detach_runners(self) -> None:
-        """Newest first: where target and draft are one model, the first of them knows what it had."""
-        for runner in reversed(self._runners):
+        """A model that was given to us goes back as it came."""
+        for runner in self._runners:
             runner.detach()
 
     def __enter__(self) -> "Engine":
@@ -173,6 +173,12 @@ class Engine:
 
         args = self.server_args
         if isinstance(model, torch.nn.Module):
+            for name in ("device", "dtype"):
+                if getattr(args, name) != "auto":
+                    raise ValueError(
+                        f"{name}={getattr(args, name)!r} is not used by a model that is loaded already; move the "
+                        f"model with .to(...) and leave {name} out"
+                    )
             return model.eval(), tokenizer, model.dtype  # type: ignore[return-value]
         dtype = getattr(torch, "bfloat16" if args.dtype == "auto" else args.dtype)
         loaded = load_model(args.model_path, dtype=dtype, device=self.device)
@@ -272,6 +278,8 @@ class Engine:
 def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "npu":
+        raise ValueError("device='npu': this release has no NPU stream; use --device cpu or --device cuda")
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={name!r}: this machine has no usable CUDA device; use --device cpu")

@@ -122,12 +122,12 @@ def check_logprobs(done: Any, wanted: Plain, params: Any) -> None:
 
 
 def count_retractions(engine: Any) -> list:
-    """A list that grows by (request, steps in flight for it, whether it was being prefilled) per retraction."""
+    """A list that grows by (request, steps in flight for it, whether its prompt was partly computed)."""
     planner, seen = engine.scheduler.planner, []
     retract = planner.retract
 
     def counted(req: Any) -> None:
-        seen.append((req.request_id, req.num_in_flight, not req.output_ids))
+        seen.append((req.request_id, req.num_in_flight, req.kv_committed_len < len(req.fill_ids)))
         retract(req)
         assert req.num_in_flight == 0
 

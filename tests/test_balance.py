@@ -8,17 +8,7 @@ from tests.cells import SETUPS, open_setup, setup_prompts
 from tests.harness import check_identity, make_engine
 
 COUNT = 5
-FORWARD_LABELS = (
-    "row_table",
-    "prefill",
-    "verdict",
-    "resolve",
-    "draft",
-    "verify",
-    "publish",
-    "draft_extend",
-    "stash",
-)
+LABELS = ("row_table", "prefill", "verdict", "resolve", "draft", "verify", "publish", "draft_extend", "stash")
 
 
 class Injected(Exception):
@@ -60,17 +50,15 @@ def test_after_finish_and_stop(open_engine, setup, page_size, schedule, device):
     engine = open_setup(open_engine, setup, schedule, device, page_size=page_size, max_running_requests=3)
     before = free(engine)
     prompts = setup_prompts(setup, engine.model, COUNT)
-    plain = [tiny.oracle_of(engine.model).tokens(prompt, 30) for prompt in prompts]
-    params = [
-        SamplingParams(max_new_tokens=30, stop_token_ids=(tokens[5 + i],)) for i, tokens in enumerate(plain)
-    ]
+    stops = [tiny.oracle_of(engine.model).tokens(prompt, 30)[5 + i] for i, prompt in enumerate(prompts)]
+    params = [SamplingParams(max_new_tokens=30, stop_token_ids=(stop,)) for stop in stops]
     for _ in range(2):
         check_identity(engine, prompts, params)
         assert_idle(engine, before)
 
 
 @pytest.mark.parametrize("occurrence", [1, 3])
-@pytest.mark.parametrize("label", [*FORWARD_LABELS, "history", "copy"])
+@pytest.mark.parametrize("label", [*LABELS, "history", "copy"])
 def test_an_exception_in_a_launch_frees_everything(open_engine, label, occurrence, schedule, device):
     setup = "ngram" if label == "history" else "eagle-tree"
     # two rows, so that requests are admitted, prefilled and waiting while others run
@@ -122,15 +110,7 @@ def test_a_refused_prompt_leaves_nothing_queued(open_engine, schedule, device):
 @pytest.mark.parametrize("setup", SETUPS)
 def test_kv04_requests_wait_where_the_pool_is_small(open_engine, setup, page_size, schedule, device):
     """The pool holds one or two requests at their longest; all finish, with the right text."""
-    engine = open_setup(
-        open_engine,
-        setup,
-        schedule,
-        device,
-        page_size=page_size,
-        max_total_tokens=192,
-        max_running_requests=5,
-    )
+    engine = open_setup(open_engine, setup, schedule, device, page_size=page_size, max_total_tokens=192)
     before = free(engine)
     prompts, params = setup_prompts(setup, engine.model, COUNT), SamplingParams(max_new_tokens=24)
     oracle = tiny.oracle_of(engine.model)

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from spec_v2 import SamplingParams
+from spec_v2.scheduler.scheduler import KEY_BLOCK
 from tests import tiny_models as tiny
 from tests.cells import SETUPS, open_setup, setup_prompts
 from tests.harness import Recorder, check_identity, sampled
@@ -86,3 +87,21 @@ def test_dr16_a_request_leaves_nothing_behind(open_engine, setup, schedule, devi
     assert longest.prompt_tokens + longest.completion_tokens == tiny.CONTEXT
     assert again == first
     assert history(recorder.of_request(2)) == history(recorder.of_request(0))
+
+
+@pytest.mark.parametrize("setup", SPECULATIVE)
+def test_the_bound_on_lengths_hides_no_key(open_engine, setup, schedule, device):
+    """Forwards look at whole blocks of keys. Alone, a request comes to each place of a block's end, where a
+    bound that is too low by one loses its newest key; next to a long request it never does."""
+    runs = []
+    for rows in (1, 5):
+        engine = open_setup(open_engine, setup, schedule, device, max_running_requests=rows)
+        recorder = Recorder(engine)
+        long = (setup_prompts(setup, engine.model, 1)[0] * KEY_BLOCK)[: 2 * KEY_BLOCK - 30]
+        prompts = [*(long[-length:] for length in range(KEY_BLOCK - 3, KEY_BLOCK + 1)), long]
+        done = engine.generate(prompts, SamplingParams(max_new_tokens=10))
+        plain = [tuple(tiny.oracle_of(engine.model).tokens(prompt, 10)) for prompt in prompts]
+        assert [d.output_ids for d in done] == plain
+        runs.append([history(recorder.of_request(i)) for i in range(COUNT)])
+    assert runs[0] == runs[1]
+    assert KEY_BLOCK in {seq_len for steps in runs[0] for seq_len, *_ in steps}

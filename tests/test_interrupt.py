@@ -15,13 +15,14 @@ from tests.scheduling_helpers import expected, free, greedy, outputs, scene_engi
 ROOT = Path(__file__).parent.parent
 
 CHILD = """
+import os
 import sys
 import torch
 from spec_v2.scheduler import streams
 from tests.scheduling_helpers import expected, free, greedy, outputs, scene_engine, scene_prompts
 
 def say(word):
-    print(word, flush=True)
+    os.write(1, word.encode() + b"\\n")  # at once: two threads say something
 
 torch.set_num_threads(1)
 schedule = sys.argv[1]

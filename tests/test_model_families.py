@@ -17,9 +17,9 @@ from tests.harness import CHAIN, TREE_2, Recorder, make_engine
 MARGIN = 1e-4
 LENGTH = 24
 SLIDING = {"sliding_window": 8}
+RECURRENT = {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 1}
 MOE = {"num_local_experts": 4, "num_experts_per_tok": 2}
 GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 8, "layer_types": ["sliding_attention", "full_attention"]}
-# gpt2 and gpt_neox have names of their own for the sizes, which their configs map
 FAMILIES = {
     "llama": {},
     "qwen2": {},
@@ -98,11 +98,7 @@ MIXED_LAYERS = {"layer_types": ["conv", "full_attention"]}
 REFUSED = {
     "dynamic rope": ("llama", DYNAMIC, "dynamic"),
     "a convolution layer": ("lfm2", MIXED_LAYERS, "1 of 2 layers"),
-    "recurrent layers": (
-        "mamba2",
-        {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 1},
-        "0 of 2 layers",
-    ),
+    "recurrent layers": ("mamba2", RECURRENT, "0 of 2 layers"),
     "attention that takes no keywords": ("stablelm", {}, "[Ss]table"),
     "positions in attention biases": ("bloom", {"n_head": 4}, "bloom|Bloom"),
 }
@@ -115,10 +111,7 @@ def test_st12_what_cannot_be_right_is_refused(what, role, device):
     refused, good = build(family, 0, **changes).to(device), copy.deepcopy(tiny.llama(device))
     field = "model_path" if role == "target" else "speculative_draft_model_path"
     with pytest.raises(ValueError, match=f"{field}.*(?:{reason})"):
-        if role == "target":
-            make_engine(refused)
-        else:
-            make_engine(good, "STANDALONE", refused)
+        make_engine(*((refused,) if role == "target" else (good, "STANDALONE", refused)))
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])

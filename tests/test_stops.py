@@ -12,7 +12,7 @@ WIDTH = CHAIN[0] + 1
 
 def open_perfect(open_engine, setup, schedule, device, **changes):
     """A drafter that is right nearly always, so that runs are long and ends fall inside them."""
-    drafter = {"plain": "nothing", "ngram": "self"}.get(setup, "self")
+    drafter = "nothing" if setup == "plain" else "self"
     engine = open_setup(open_engine, setup, schedule, device, drafter=drafter, **changes)
     return engine, Recorder(engine)
 

@@ -6,6 +6,7 @@ Target and draft pools share slot numbers: slot `s` means the same request and p
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -28,12 +29,8 @@ class KvPool:
     ) -> None:
         self.geometry = geometry
         self.num_slots = num_slots
-        self.keys = [
-            torch.zeros(num_slots, g.num_kv_heads, g.key_dim, dtype=dtype, device=device) for g in geometry
-        ]
-        self.values = [
-            torch.zeros(num_slots, g.num_kv_heads, g.value_dim, dtype=dtype, device=device) for g in geometry
-        ]
+        self.keys = [_zeros(num_slots, g.num_kv_heads, g.key_dim, dtype, device) for g in geometry]
+        self.values = [_zeros(num_slots, g.num_kv_heads, g.value_dim, dtype, device) for g in geometry]
 
     def write(
         self,
@@ -55,6 +52,15 @@ class KvPool:
         """Fill everything but page 0: with NaN, whatever is read without having been written shows."""
         for buffer in (*self.keys, *self.values):
             buffer[page_size:].fill_(value)
+
+
+def _zeros(num_slots: int, num_heads: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that take no time and no memory on a CPU before they are used: numpy has the system's zero pages,
+    torch.zeros writes every byte, which is seconds for the default pool."""
+    if device.type != "cpu":
+        return torch.zeros(num_slots, num_heads, width, dtype=dtype, device=device)
+    raw = np.zeros(num_slots * num_heads * width * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(num_slots, num_heads, width)
 
 
 def bytes_per_slot(geometry: tuple[LayerGeometry, ...], dtype: torch.dtype) -> int:

@@ -41,7 +41,7 @@ class ModelRunner:
         register()
         self.model = model
         self.context_length = context_length
-        self._own_attention = _switch_attention(self.model)
+        self._configs = _switch_attention(self.model)
         self._last_hidden: Tensor | None = None
         # A mask that is 4-D already is handed on as it is. Without one transformers reads the positions on the
         # host to see whether they are packed sequences, which would wait for the device in every forward.
@@ -54,7 +54,7 @@ class ModelRunner:
             self._hooks.append(layer.register_forward_pre_hook(keep, with_kwargs=True))
         try:
             self.geometry = _probe_geometry(self.model, field)
-        except ValueError:
+        except BaseException:
             self.detach()
             raise
         self.vocab_size = int(self.model.config.vocab_size)
@@ -98,8 +98,8 @@ class ModelRunner:
         """Give the model its own attention back."""
         for hook in self._hooks:
             hook.remove()
-        for config, name in self._own_attention:
-            config._attn_implementation = name
+        _give_back(self._configs)
+        self._configs = []
 
     def _keep_hidden(self, module: nn.Module, args: Any, output: Any) -> None:
         self._last_hidden = output.last_hidden_state
@@ -115,15 +115,30 @@ class ModelRunner:
         return ids if self._target_ids is None else self._target_ids[ids]
 
 
-def _switch_attention(model: Any) -> list[tuple[Any, str]]:
-    """Set our attention in every config of the model. Returns what each had."""
-    configs = {
+_lent: dict[int, tuple[Any, str, int]] = {}  # id(config) -> config, its own attention, runners that use ours
+
+
+def _switch_attention(model: Any) -> list[Any]:
+    """Set our attention in every config of the model. Returns the configs, for `_give_back`."""
+    found = {
         id(c): c for c in (getattr(module, "config", None) for module in model.modules()) if c is not None
     }
-    before = [(c, c._attn_implementation) for c in configs.values() if hasattr(c, "_attn_implementation")]
-    for config, _ in before:
+    configs = [c for c in found.values() if hasattr(c, "_attn_implementation")]
+    for config in configs:
+        _, own, users = _lent.get(id(config), (config, config._attn_implementation, 0))
+        _lent[id(config)] = (config, own, users + 1)
         config._attn_implementation = NAME
-    return before
+    return configs
+
+
+def _give_back(configs: list[Any]) -> None:
+    """The last runner on a config puts its own attention back, whatever order they are closed in."""
+    for config in configs:
+        _, own, users = _lent.pop(id(config))
+        if users > 1:
+            _lent[id(config)] = (config, own, users - 1)
+        else:
+            config._attn_implementation = own
 
 
 def _probe_geometry(model: Any, field: str) -> tuple[LayerGeometry, ...]:
