@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from spec_v2.observability.trace import Trace
     from spec_v2.sampling_params import SamplingParams
     from spec_v2.server_args import ServerArgs
-    from spec_v2.spec_info import SpeculativeAlgorithm
-    from spec_v2.spec_registry import register_algorithm
-    from spec_v2.streaming import Chunk
+    from spec_v2.spec_info import SpeculativeAlgorithm, register_algorithm
+        from spec_v2.streaming import Chunk
     from spec_v2.types import DraftTree, Verdict
 
 __version__ = "0.1.0"
@@ -34,7 +33,7 @@ _WHERE = {
     "SpeculativeAlgorithm": "spec_info",
     "Trace": "observability.trace",
     "Verdict": "types",
-    "register_algorithm": "spec_registry",
+    "register_algorithm": "spec_info",
 }
 
 __all__ = [

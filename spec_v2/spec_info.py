@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING
 
-from spec_v2.spec_registry import CustomAlgorithm, registered
+from spec_v2.spec_registry import CustomAlgorithm, add, registered
 
 if TYPE_CHECKING:
     from spec_v2.server_args import ServerArgs
@@ -161,3 +161,30 @@ def _module_exists(name: str) -> bool:
     parts = name.split(".")
     prefixes = (".".join(parts[: end + 1]) for end in range(len(parts)))
     return all(importlib.util.find_spec(prefix) is not None for prefix in prefixes)
+
+
+def register_algorithm(
+    name: str,
+    worker: type,
+    *,
+    draft_model: bool = False,
+    shifted: bool = False,
+    reads_history: bool = False,
+) -> CustomAlgorithm:
+    """Make `speculative_algorithm=name` run `worker`. Registering a name again replaces it.
+
+    Raises ValueError for a name that is built in, and for a class that is no worker.
+    """
+    key = name.upper()
+    if key in SpeculativeAlgorithm.__members__ or key in ALIASES:
+        raise ValueError(f"name={name!r} is a built-in algorithm; choose another name")
+    if not callable(getattr(worker, "forward_batch_generation", None)):
+        raise ValueError(
+            f"worker={worker!r} has no forward_batch_generation; derive it from "
+            "spec_v2.speculative.base_spec_worker.BaseSpecWorker"
+        )
+    algorithm = CustomAlgorithm(
+        name=key, worker=worker, draft_model=draft_model, shifted=shifted, reads_history=reads_history
+    )
+    add(algorithm)
+    return algorithm

@@ -62,33 +62,9 @@ class CustomAlgorithm:
 _registered: dict[str, CustomAlgorithm] = {}
 
 
-def register_algorithm(
-    name: str,
-    worker: type,
-    *,
-    draft_model: bool = False,
-    shifted: bool = False,
-    reads_history: bool = False,
-) -> CustomAlgorithm:
-    """Make `speculative_algorithm=name` run `worker`. Registering a name again replaces it.
-
-    Raises ValueError for a name that is built in, and for a class that is no worker.
-    """
-    from spec_v2.spec_info import ALIASES, SpeculativeAlgorithm
-
-    key = name.upper()
-    if key in SpeculativeAlgorithm.__members__ or key in ALIASES:
-        raise ValueError(f"name={name!r} is a built-in algorithm; choose another name")
-    if not callable(getattr(worker, "forward_batch_generation", None)):
-        raise ValueError(
-            f"worker={worker!r} has no forward_batch_generation; derive it from "
-            "spec_v2.speculative.base_spec_worker.BaseSpecWorker"
-        )
-    algorithm = CustomAlgorithm(
-        name=key, worker=worker, draft_model=draft_model, shifted=shifted, reads_history=reads_history
-    )
-    _registered[key] = algorithm
-    return algorithm
+def add(algorithm: CustomAlgorithm) -> None:
+    """Keep a registered algorithm; an earlier one of the same name is replaced."""
+    _registered[algorithm.name] = algorithm
 
 
 def registered() -> dict[str, CustomAlgorithm]:
