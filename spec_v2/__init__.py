@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from spec_v2.sampling_params import SamplingParams
     from spec_v2.server_args import ServerArgs
     from spec_v2.spec_info import SpeculativeAlgorithm, register_algorithm
-        from spec_v2.streaming import Chunk
+    from spec_v2.streaming import Chunk
     from spec_v2.types import DraftTree, Verdict
 
 __version__ = "0.1.0"

@@ -79,8 +79,8 @@ def completion_of(req: Request, tokenizer: object | None) -> Completion:
     text, pieces = "", ()
     if tokenizer is not None:
         text = tokenizer.decode(req.output_ids, skip_special_tokens=True)  # type: ignore[attr-defined]
-        if req.stop_strings is not None:
-            text = req.stop_strings.cut(text)
+        if req.stop_strings is not None and isinstance(req.matched_stop, str):
+            text = req.stop_strings.cut(req.output_ids)
         pieces = tuple(tokenizer.decode([t]) for t in req.output_ids)  # type: ignore[attr-defined]
     return Completion(
         text=text,

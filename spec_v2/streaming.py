@@ -5,8 +5,7 @@ from typing import Any
 
 from spec_v2.completion import Completion, completion_of
 from spec_v2.scheduler.schedule_batch import Request
-
-HALF_A_CHARACTER = "�"
+from spec_v2.scheduler.stop_strings import HALF_A_CHARACTER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +60,9 @@ class RequestStream:
         if self._tokenizer is None:
             return ""
         text = str(self._tokenizer.decode(self.req.output_ids, skip_special_tokens=True))
-        stops = self.req.params.stop
-        undecided = max((_overlap(text, stop) for stop in stops), default=0)
-        text = text[: len(text) - undecided].rstrip(HALF_A_CHARACTER)
+        text = text.rstrip(HALF_A_CHARACTER)  # first: what comes before half a character may begin a stop string
+        undecided = max((_overlap(text, stop) for stop in self.req.params.stop), default=0)
+        text = text[: len(text) - undecided]
         return text if len(text) >= len(self._text) else self._text
 
 

@@ -82,7 +82,7 @@ def test_sp01_the_earliest_cut_wins(open_engine, setup, schedule, device):
     prompt, tokens, text = plain_text(engine, setup)
     cases = [(place, budget) for place in range(WIDTH + 2) for budget in range(1, WIDTH + 3)]
     many = [
-        SamplingParams(max_new_tokens=budget, stop=[text[place : place + 2], "??"]) for place, budget in cases
+        SamplingParams(max_new_tokens=budget, stop=(text[place : place + 2], "??")) for place, budget in cases
     ]
     for (place, budget), done in zip(cases, collect(engine, prompt, many), strict=True):
         ends = place + 2

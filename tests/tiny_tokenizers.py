@@ -18,9 +18,7 @@ def letter_tokenizer(chat_template: str | None = None) -> Any:
     words = Tokenizer(models.WordLevel({c: i for i, c in enumerate(LETTERS)}, unk_token="a"))
     words.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     words.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words, unk_token="a", clean_up_tokenization_spaces=False
-    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, clean_up_tokenization_spaces=False)
     tokenizer.chat_template = chat_template
     return tokenizer
 
