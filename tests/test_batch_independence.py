@@ -6,7 +6,7 @@ import time
 import pytest
 
 from spec_v2 import SamplingParams
-from spec_v2.scheduler.scheduler import KEY_BLOCK
+from spec_v2.scheduler.batch_planner import KEY_BLOCK
 from tests import tiny_models as tiny
 from tests.cells import SETUPS, open_setup, setup_prompts
 from tests.harness import Recorder, check_identity, sampled

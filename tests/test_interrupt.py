@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 
 CHILD = """
 import os
+import signal
 import sys
 import torch
 from spec_v2.scheduler import streams
@@ -23,6 +24,10 @@ from tests.scheduling_helpers import expected, free, greedy, outputs, scene_engi
 
 def say(word):
     os.write(1, word.encode() + b"\\n")  # at once: two threads say something
+
+def interrupt_once(number, frame):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 torch.set_num_threads(1)
 schedule = sys.argv[1]
@@ -50,6 +55,7 @@ def draining():
 engine._forward_stream.on_run = on_run
 engine.scheduler.abort_all = draining
 streams.CpuEvent.synchronize = synchronize
+signal.signal(signal.SIGINT, interrupt_once)
 try:
     engine.generate(prompts, params)
 except KeyboardInterrupt:
@@ -79,6 +85,23 @@ def read_until(child, wanted):
     watchdog.cancel()
 
 
+def interrupt_until_it_is_seen(child):
+    """A signal that comes just before a wait begins is seen only when the wait ends; the child counts one."""
+    seen = threading.Event()
+
+    def send():
+        while not seen.wait(0.1):
+            child.send_signal(signal.SIGINT)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        read_until(child, {"draining"})
+    finally:
+        seen.set()
+        sender.join()
+
+
 def test_ctrl_c_while_the_host_waits_for_a_slow_step(schedule):
     """The step in flight is drained, not killed: it goes on only after the interrupt has reached generate."""
     child = subprocess.Popen(
@@ -93,8 +116,7 @@ def test_ctrl_c_while_the_host_waits_for_a_slow_step(schedule):
     with child:
         try:
             read_until(child, {"inside", "waiting"})
-            child.send_signal(signal.SIGINT)
-            read_until(child, {"draining"})
+            interrupt_until_it_is_seen(child)
             child.stdin.write("go on\n")
             child.stdin.flush()
             read_until(child, {"caught", "right"})

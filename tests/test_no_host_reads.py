@@ -5,6 +5,7 @@ asks a tensor for, and those that an operator makes inside. On CUDA torch's own 
 """
 
 import threading
+import warnings
 from contextlib import contextmanager
 
 import pytest
@@ -57,15 +58,20 @@ class NoHostReads(TorchDispatchMode):
 def host_reads_forbidden(device):
     before = getattr(_inside, "on", False)
     _inside.on = True
-    mode = torch.cuda.get_sync_debug_mode() if device.type == "cuda" else None
-    if mode is not None:
-        torch.cuda.set_sync_debug_mode("error")
+    mode = torch.cuda.get_sync_debug_mode() if device.type == "cuda" else 0
     try:
+        set_cuda_sync_mode(device, 2)  # an operation that waits for the device is an error
         with NoHostReads():
             yield
     finally:
         _inside.on = before
-        if mode is not None:
+        set_cuda_sync_mode(device, mode)
+
+
+def set_cuda_sync_mode(device, mode):
+    if device.type == "cuda":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch says that the mode is a prototype
             torch.cuda.set_sync_debug_mode(mode)
 
 
