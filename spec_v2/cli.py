@@ -1,26 +1,26 @@
-"""The command line: `python -m spec_v2 generate` and `python -m spec_v2 info`.
+"""The command line: `python -m spec_v2` with `generate`, `info`, `bench` or `doctor`.
 
 Answers go to stdout; progress, logs, warnings and errors go to stderr. With `--json` stdout holds one JSON
-object or, after an error, nothing. Exit codes: 0 done, 2 a setting or prompt that cannot work, 130 Ctrl-C.
+object or, after an error, nothing. Exit codes: 0 done, 1 done and something is wrong (`bench`, `doctor`),
+2 a setting or prompt that cannot work, 130 Ctrl-C.
 """
 
 import argparse
-import contextlib
 import json
-import logging
 import os
 import sys
 import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spec_v2 import __version__
+from spec_v2.bench.settings import add_bench_args
 from spec_v2.facts import dtype_name, facts_of, versions
 from spec_v2.sampling_params import SamplingParams
 from spec_v2.server_args import ServerArgs, add_cli_args, from_cli_args
+from spec_v2.terminal import messages_on_stderr, stdout_is_for_the_answer
 
 if TYPE_CHECKING:
     from spec_v2.completion import Completion
@@ -34,9 +34,10 @@ USAGE_ERROR = 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. argparse's own errors leave through SystemExit(2)."""
     options = build_parser().parse_args(argv)
-    run: Callable[[argparse.Namespace], str] = options.run
+    options.command_line = sys.argv[1:] if argv is None else list(argv)
+    run: Callable[[argparse.Namespace], str | tuple[str, int]] = options.run
     try:
-        with _stdout_is_for_the_answer(), _messages_on_stderr():
+        with stdout_is_for_the_answer(), messages_on_stderr(PROGRAM):
             answer = run(options)
     except ValueError as error:
         print(f"{PROGRAM}: error: {error}", file=sys.stderr)
@@ -44,8 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"{PROGRAM}: interrupted", file=sys.stderr)
         return INTERRUPTED
-    print(answer)
-    return 0
+    text, code = (answer, 0) if isinstance(answer, str) else answer
+    print(text)
+    return code
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -55,21 +57,20 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    generate = commands.add_parser(
-        "generate", help="complete prompts", description="Complete prompts.", allow_abbrev=False
-    )
+
+    def command(name: str, run: Callable[[argparse.Namespace], Any], text: str) -> argparse.ArgumentParser:
+        about = text[0].upper() + text[1:] + "."
+        added = commands.add_parser(name, help=text, description=about, allow_abbrev=False)
+        added.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else")
+        added.set_defaults(run=run)
+        return added
+
+    generate = command("generate", _generate, "complete prompts")
     _add_request_args(generate)
-    generate.set_defaults(run=_generate)
-    info = commands.add_parser(
-        "info",
-        help="show what an engine with these settings is made of",
-        description="Load the model and show the resolved settings, the model, the memory and the algorithms.",
-        allow_abbrev=False,
-    )
-    info.set_defaults(run=_info)
-    for command in (generate, info):
-        command.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else")
-        add_cli_args(command)
+    add_cli_args(generate)
+    add_cli_args(command("info", _info, "load the model, show the settings, memory and algorithms"))
+    add_bench_args(command("bench", _bench, "measure algorithms and schedules against each other"))
+    command("doctor", _doctor, "check what works on this machine, and say how to mend the rest")
     return parser
 
 
@@ -263,32 +264,16 @@ def _shown(value: object) -> str:
     return "-" if value is None else str(value)
 
 
-# -- stdout and stderr ---------------------------------------------------------------------------------------
+# -- bench and doctor ----------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _stdout_is_for_the_answer() -> Iterator[None]:
-    """Whatever a library prints while we work goes to stderr."""
-    with contextlib.redirect_stdout(sys.stderr):
-        yield
+def _bench(options: argparse.Namespace) -> tuple[str, int]:
+    from spec_v2.bench.command import run_bench
+
+    return run_bench(options)
 
 
-@contextlib.contextmanager
-def _messages_on_stderr() -> Iterator[None]:
-    """Our log lines and warnings, one line each, without the place in the code that they come from."""
+def _doctor(options: argparse.Namespace) -> tuple[str, int]:
+    from spec_v2.doctor import run_doctor
 
-    def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
-        print(f"{PROGRAM}: warning: {message}", file=sys.stderr)
-
-    logger, handler = logging.getLogger("spec_v2"), logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(f"{PROGRAM}: %(message)s"))
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        with warnings.catch_warnings():
-            warnings.showwarning = show  # type: ignore[assignment]
-            yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
+    return run_doctor(options.json)

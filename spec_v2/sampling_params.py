@@ -54,7 +54,7 @@ class SamplingParams:
     repetition_penalty: float | int = 1.0
     presence_penalty: float | int = 0.0
     frequency_penalty: float | int = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)  # a dict has no hash
     logprobs: bool = False
     top_logprobs: int = 0
 

@@ -60,7 +60,8 @@ class RequestStream:
         if self._tokenizer is None:
             return ""
         text = str(self._tokenizer.decode(self.req.output_ids, skip_special_tokens=True))
-        text = text.rstrip(HALF_A_CHARACTER)  # first: what comes before half a character may begin a stop string
+        # first of all, as what comes before half a character may begin a stop string
+        text = text.rstrip(HALF_A_CHARACTER)
         undecided = max((_overlap(text, stop) for stop in self.req.params.stop), default=0)
         text = text[: len(text) - undecided]
         return text if len(text) >= len(self._text) else self._text

@@ -1,5 +1,7 @@
 """A prompt computed in chunks leaves what it leaves in one piece: KV, drafts, tokens; and budgets are kept."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -70,9 +72,7 @@ def test_dr01_every_chunk_size_gives_the_same_run(open_engine, setup, page_size,
 def test_dr01_lengths_around_a_multiple_of_the_chunk(open_engine, setup, length, schedule, device):
     prompts = [random_prompt(length, length)]
     wanted = run(open_engine, setup, schedule, device, prompts)
-    assert_same_run(
-        run(open_engine, setup, schedule, device, prompts, chunked_prefill_size=4), wanted
-    )
+    assert_same_run(run(open_engine, setup, schedule, device, prompts, chunked_prefill_size=4), wanted)
 
 
 # -- budgets and inputs --------------------------------------------------------------------------------------
@@ -116,9 +116,7 @@ def test_sc02_sc10_a_prefill_keeps_the_budget(open_engine, setup, chunk, schedul
 
 
 @pytest.mark.parametrize("setup", ["plain", "standalone-tree", "eagle-chain"])
-def test_sc10_whole_prompts_keep_the_budget_unless_one_alone_exceeds_it(
-    open_engine, setup, schedule, device
-):
+def test_sc10_whole_prompts_keep_the_budget_unless_one_alone_exceeds_it(open_engine, setup, schedule, device):
     engine = open_setup(open_engine, setup, schedule, device, max_prefill_tokens=12)
     spans = watch(engine)
     prompts = [random_prompt(i, n) for i, n in enumerate((5, 6, 5, 30, 2))]
@@ -128,9 +126,7 @@ def test_sc10_whole_prompts_keep_the_budget_unless_one_alone_exceeds_it(
 
 
 def test_sc10_a_chunk_never_exceeds_the_prefill_budget(open_engine, schedule, device):
-    engine = open_setup(
-        open_engine, "plain", schedule, device, max_prefill_tokens=4, chunked_prefill_size=9
-    )
+    engine = open_setup(open_engine, "plain", schedule, device, max_prefill_tokens=4, chunked_prefill_size=9)
     spans = watch(engine)
     engine.generate([random_prompt(1, 10)], SamplingParams(max_new_tokens=2))
     assert spans == [[4], [4], [2]]
@@ -149,5 +145,5 @@ def test_a_long_prompt_and_the_running_requests_take_turns(open_engine, schedule
     engine.generate([(1, 2, 3), random_prompt(1, 24)], SamplingParams(max_new_tokens=12))
     first, last = kinds.index("decode"), len(kinds) - kinds[::-1].index("prefill")
     turns = kinds[first:last]
-    assert all(a != b for a, b in zip(turns, turns[1:], strict=False)), turns
+    assert all(a != b for a, b in pairwise(turns)), turns
     assert turns.count("prefill") >= 5

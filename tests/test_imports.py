@@ -25,7 +25,7 @@ LAYERS = (
     {"engine"},
 )
 # What users run. These may know each other, and nothing in a layer may know them.
-FRONT = {"bench", "bench_report", "doctor", "facts", "demo_report", "demo", "cli", "__main__", "plots", "training", "checkpoints"}
+FRONT = {"bench", "doctor", "terminal", "facts", "demo_report", "demo", "cli", "__main__", "plots", "training", "checkpoints"}
 
 # The scheduler and the workers are neighbours: the scheduler drives whatever has its Worker protocol, and these
 # modules are all that a worker may know of the scheduler.

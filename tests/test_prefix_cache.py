@@ -25,9 +25,7 @@ def give(cache, tokens):
     """A request that computed `tokens` leaves them; returns the pages that the tree took."""
     path = cache.match(tokens)
     cache.lock(path)
-    pages = [node.page for node in path] + cache.pages.alloc(
-        cache.pages.ceil_pages(len(tokens)) - len(path)
-    )
+    pages = [node.page for node in path] + cache.pages.alloc(cache.pages.ceil_pages(len(tokens)) - len(path))
     cache.insert(tokens, pages, path)
     cache.unlock(path)
     cache.pages.free(pages[len(path) :])
@@ -225,9 +223,7 @@ def forks(setup, model):
 @pytest.mark.parametrize("chunk", [None, 3])
 @pytest.mark.parametrize("page_size", [1, 2, 16])
 @pytest.mark.parametrize("setup", SETUPS)
-def test_kv09_shared_prefixes_change_no_accept_length(
-    open_engine, setup, page_size, chunk, schedule, device
-):
+def test_kv09_shared_prefixes_change_no_accept_length(open_engine, setup, page_size, chunk, schedule, device):
     runs = []
     for off in (True, False):
         changes = {} if off else {"page_size": page_size, "chunked_prefill_size": chunk}
@@ -250,12 +246,9 @@ def test_kv08_after_every_step_the_tree_holds_committed_tokens_only(open_engine,
         for req in batch.reqs:
             said[req.request_id] = (*req.prompt_ids, *req.output_ids)
         for node in cache.prefix._nodes():
-            keys, walk = [], node
+            tokens, walk = node.key, node.parent
             while walk.parent is not None:
-                keys.insert(0, walk.key[: cache.pages.page_size])
-                last = walk.key if walk is node else last
-                walk = walk.parent
-            tokens = sum(keys, ()) + last[cache.pages.page_size :]
+                tokens, walk = walk.key[: cache.pages.page_size] + tokens, walk.parent
             assert any(text[: len(tokens)] == tokens for text in said.values())
             checked.append(len(tokens))
 

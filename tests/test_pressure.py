@@ -118,9 +118,7 @@ def check_identity_across_retraction(engine, prompts):
 
 def test_a_full_pool_puts_back_the_prompt_that_is_partly_computed(open_engine, schedule, device):
     """The same without help: the pool's own shortage finds the chunked request."""
-    engine = open_setup(
-        open_engine, "plain", schedule, device, max_total_tokens=72, chunked_prefill_size=2
-    )
+    engine = open_setup(open_engine, "plain", schedule, device, max_total_tokens=72, chunked_prefill_size=2)
     retracted = count_retractions(engine)
     prompts = [random_prompt(1, 3), random_prompt(2, 60)]
     done = engine.generate(prompts, [SamplingParams(max_new_tokens=40), SamplingParams(max_new_tokens=4)])
@@ -186,9 +184,7 @@ def test_requests_may_join_at_any_step(open_engine, setup, schedule, device):
 def test_an_abort_at_any_step_frees_its_request_and_disturbs_no_other(
     open_engine, setup, victim, schedule, device
 ):
-    engine = open_setup(
-        open_engine, setup, schedule, device, max_running_requests=2, chunked_prefill_size=6
-    )
+    engine = open_setup(open_engine, setup, schedule, device, max_running_requests=2, chunked_prefill_size=6)
     prompts = setup_prompts(setup, engine.model, 3)
     plain = [tuple(oracle_of(engine.model).tokens(p, 12)) for p in prompts]
     lengths = []

@@ -16,7 +16,9 @@ from tests.tiny_models import random_prompt
 
 ROWS = 20_000
 V = 6
-TARGET = torch.tensor([[0.3, 1.5, -0.5, 0.9, -1.0, 0.0], [1.0, -0.4, 0.2, 0.6, 0.1, -0.8], [0.5] * 3 + [-0.5] * 3])
+TARGET = torch.tensor(
+    [[0.3, 1.5, -0.5, 0.9, -1.0, 0.0], [1.0, -0.4, 0.2, 0.6, 0.1, -0.8], [0.5] * 3 + [-0.5] * 3]
+)
 DRAFT = torch.tensor([[0.9, 0.2, 0.4, 0.5, -0.2, 0.3], [0.0, 0.5, 0.9, -0.6, 0.4, 0.2]])
 SETTINGS = {
     "temperature 1": {},

@@ -1,17 +1,26 @@
 """Penalties, bias, bans and filters: whatever is drafted, each request gets what plain decoding gives it."""
 
+import dataclasses
+
 import pytest
 import torch
 
 from spec_v2 import SamplingParams
 from spec_v2.kernels.adjust_logits import TokenCounts, adjust_logits
-from spec_v2.kernels.sample_nodes import processed_probs
+from spec_v2.kernels.sample_nodes import inverse_cdf, processed_probs
 from spec_v2.kernels.tree_structure import ancestor_mask
 from spec_v2.scheduler.sampling_batch_info import SamplingBatchInfo
 from spec_v2.scheduler.schedule_batch import Request
 from spec_v2.types import CountReset
 from tests.cells import SETUPS, open_setup, setup_prompts
-from tests.surface import adjusted, assert_at_rest, check_surface, count_retractions, kept_tokens
+from tests.surface import (
+    adjusted,
+    assert_at_rest,
+    check_surface,
+    count_retractions,
+    full_oracle,
+    kept_tokens,
+)
 
 N = 20
 THIRDS = tuple(range(0, 64, 3))
@@ -93,6 +102,56 @@ def test_sc04_options_survive_retraction_and_chunks(open_engine, setup, chunk, s
     check_surface(engine, setup_prompts(setup, engine.model, len(OPTIONS)), params_of(*OPTIONS))
     assert retracted, "the pool was large enough: this test shows nothing"
     assert_at_rest(engine)
+
+
+# -- rows that are not numbers --------------------------------------------------------------------------------
+
+
+def spoil(runner, what):
+    """Spoil the logits of the batch's first request in every forward that gives logits for several tokens each."""
+    forward = runner.forward
+
+    def spoiled(*args, **kwargs):
+        out = forward(*args, **kwargs)
+        logits = out.logits.clone()
+        logits[: max(len(logits) // 3, 1)] = what
+        return dataclasses.replace(out, logits=logits)
+
+    runner.forward = spoiled
+
+
+@pytest.mark.parametrize("what", [float("nan"), float("inf"), -float("inf")], ids=str)
+@pytest.mark.parametrize("role", ["target", "draft"])
+@pytest.mark.parametrize("setup", ["standalone-tree", "eagle-chain"])
+def test_vf11_dr19_a_request_without_numbers_goes_on_and_spoils_no_other(
+    open_engine, setup, role, what, schedule, device
+):
+    engine = open_setup(open_engine, setup, schedule, device)
+    prompts = setup_prompts(setup, engine.model, 3)
+    params = [SamplingParams(max_new_tokens=8, temperature=1.0, seed=i) for i in range(3)]
+    plain = [full_oracle(engine.model).run(*pair).output_ids for pair in zip(prompts, params, strict=True)]
+    spoil(engine._runners[role == "draft"], what)
+    done = engine.generate(prompts, params)
+    assert [d.completion_tokens for d in done] == [8, 8, 8]
+    assert all(0 <= token < 64 for d in done for token in d.output_ids)
+    assert [d.output_ids for d in done][role == "target" :] == plain[role == "target" :]
+    assert_at_rest(engine)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_vf11_where_every_token_is_banned_one_is_said_all_the_same(
+    open_engine, temperature, schedule, device
+):
+    engine = open_setup(open_engine, "standalone-tree", schedule, device)
+    options = {"temperature": temperature, "min_new_tokens": 4, "stop_token_ids": tuple(range(64))}
+    (done,) = engine.generate([1, 2, 3], SamplingParams(max_new_tokens=6, seed=1, **options))
+    assert (done.completion_tokens, done.finish_reason) == (4, "stop")
+    assert all(0 <= token < 64 for token in done.output_ids)
+
+
+def test_sa07_without_a_weight_the_id_stays_inside():
+    weights = torch.tensor([[0.0] * 5, [float("nan")] * 5, [0.5, float("nan"), 0.1, 0.2, 0.2]])
+    assert inverse_cdf(weights, torch.full((3,), 0.999)).max() < 5
 
 
 # -- the kernel, node by node --------------------------------------------------------------------------------

@@ -18,12 +18,24 @@ TEXTS = (
     "owner had been born. At noon, the room sounded like rain. When he retired, the owners came to "
     "collect their clocks, one after another, until only his own was left. He stopped it at ten past "
     "four, locked the door, and walked home along the canal without looking back.",
+    "Every spring, the river rises by about two meters and covers the lower meadows for three weeks. "
+    "Farmers move their sheep to the hills in March and store the hay in barns built on stone pillars. "
+    "When the water goes down, it leaves a thin layer of dark mud, which makes the soil very rich. "
+    "Engineers once planned a dam to hold the flood back, but the villages voted against it by a large "
+    "margin. A dry meadow would have cost them more than a wet one. Today, students come from four "
+    "countries to measure the mud, and the local baker sells a cake that looks exactly like it.",
     "To bake this bread, you need flour, water, salt, and two quiet days. Mix the flour with most of the "
     "water and let it rest for an hour before adding the salt. Fold the dough four times during the "
     "afternoon, with wet hands, and put it in a cold place overnight. In the morning, shape it into a "
     "ball without pressing out the air. Heat the oven as far as it will go, with an iron pot inside. Drop"
     " the dough into the pot, cut a cross on top, close the lid, and wait thirty minutes. Take the lid "
     "off and wait until the crust is the color of chestnuts. Let it cool completely before you cut it.",
+    "Snow makes the forest easy to read. A hare crossed the path before midnight and stopped under the "
+    "third pine to listen. A fox came later from the direction of the stream, but the snow was too deep "
+    "for him, and he turned back. Two deer stood together near the fence until something frightened them."
+    " A mouse made a thin line of steps between two stones. At the edge of the clearing, there are the "
+    "marks of two wide wings, and the line of the mouse ends there. By ten in the morning, the sun has "
+    "erased the whole page, and the forest keeps its secrets again until the next cold night.",
     "Engine number seven pulled its last train on a Sunday in October. People had come from the whole "
     "valley, with flags, cameras, and baskets of food. The driver, who was younger than his locomotive by"
     " fifty years, touched the whistle at every bridge. At the summit, the train stopped so that the "
@@ -36,35 +48,23 @@ TEXTS = (
     " twice and stopped. Nobody spoke. The teacher opened the lid of the piano and began to play, so that"
     " other ships would hear them. After an hour, a fishing boat came out of the fog, threw a rope "
     "across, and pulled them slowly towards the shore. That evening, the children heard the whole story.",
-    "Every spring, the river rises by about two meters and covers the lower meadows for three weeks. "
-    "Farmers move their sheep to the hills in March and store the hay in barns built on stone pillars. "
-    "When the water goes down, it leaves a thin layer of dark mud, which makes the soil very rich. "
-    "Engineers once planned a dam to hold the flood back, but the villages voted against it by a large "
-    "margin. A dry meadow would have cost them more than a wet one. Today, students come from four "
-    "countries to measure the mud, and the local baker sells a cake that looks exactly like it.",
     "The town council met on the first floor to decide about the lamp. It had burned above the square "
     "since the year of the great storm, and it used too much power. The treasurer proposed a modern lamp "
     "with a sensor. The teacher did not agree. A vote was taken, and it ended four to four. At last, "
     "somebody asked the old porter, who had changed the bulb for thirty years. He said that the lamp was "
     "never lit for the square at all. It was lit for the window on the other side, where a woman used to "
     "sew at night. Nobody had anything to add. The lamp was kept, and the porter went home.",
-    "Snow makes the forest easy to read. A hare crossed the path before midnight and stopped under the "
-    "third pine to listen. A fox came later from the direction of the stream, but the snow was too deep "
-    "for him, and he turned back. Two deer stood together near the fence until something frightened them."
-    " A mouse made a thin line of steps between two stones. At the edge of the clearing, there are the "
-    "marks of two wide wings, and the line of the mouse ends there. By ten in the morning, the sun has "
-    "erased the whole page, and the forest keeps its secrets again until the next cold night.",
 )
 
 QUESTIONS = (
     "Write a long story about a lighthouse keeper who finds a letter.",
+    "Give me advice for moving to a new city alone.",
+    "Tell me about the life of an octopus.",
+    "What led to the fall of the Roman Empire?",
     "Explain how vaccines train the immune system.",
     "Describe a walk through a market in Morocco, with all the senses.",
-    "What led to the fall of the Roman Empire?",
-    "Write a speech for the opening of a public library.",
-    "How do airplanes stay in the air?",
-    "Tell me about the life of an octopus.",
-    "Give me advice for moving to a new city alone.",
+    "How is a violin built?",
+    "Plan a weekend in the mountains for two friends.",
 )
 
 KINDS = {

@@ -126,7 +126,12 @@ def read_token_map(args: ServerArgs, target: Any) -> Tensor:
     vocab_size = int(target.config.vocab_size)
     if not path.is_file():
         raise ValueError(f"{MAP_FIELD}={path}: no such file; name a JSON file with a list of token ids")
-    ids = json.loads(path.read_text())
+    try:
+        ids = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(
+            f"{MAP_FIELD}={path}: cannot be read as JSON ({error}); give a list of ids"
+        ) from error
     if not isinstance(ids, list) or any(type(t) is not int or not 0 <= t < vocab_size for t in ids):
         raise ValueError(f"{MAP_FIELD}={path}: must be a JSON list of token ids from 0 to {vocab_size - 1}")
     if len(set(ids)) != len(ids) or len(ids) < args.topk:
@@ -152,6 +157,7 @@ def _load_standalone(path: str, target: Any, tokenizer: Any) -> Any:
 
 def _read_head(folder: Path) -> tuple[Any, dict[str, Any], dict[str, Tensor]]:
     """(transformers config, config.json as it is, tensors without a `model.` prefix)."""
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
     from transformers import AutoConfig
 
@@ -160,9 +166,14 @@ def _read_head(folder: Path) -> tuple[Any, dict[str, Any], dict[str, Tensor]]:
         raise ValueError(
             f"{FIELD}={folder}: an EAGLE head is a folder with config.json and model.safetensors; name such a folder"
         )
-    settings = json.loads((folder / "config.json").read_text())
-    tensors = {name.removeprefix("model."): value for name, value in load_file(weights).items()}
-    return AutoConfig.from_pretrained(folder), settings, tensors
+    try:
+        settings = json.loads((folder / "config.json").read_text())
+        tensors = {name.removeprefix("model."): value for name, value in load_file(weights).items()}
+        return AutoConfig.from_pretrained(folder), settings, tensors
+    except (ValueError, SafetensorError) as error:
+        raise ValueError(
+            f"{FIELD}={folder}: cannot be read ({error}); use a complete copy of the head"
+        ) from error
 
 
 def _fill(head: torch.nn.Module, tensors: dict[str, Tensor], shared: set[str], folder: Path) -> None:

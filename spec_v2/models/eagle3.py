@@ -44,11 +44,16 @@ class Eagle3Layer(nn.Module):
         self.post_attention_layernorm = LlamaRMSNorm(width, eps)
 
     def forward(
-        self, embedded: Float[Tensor, "1 t h"], hidden: Float[Tensor, "1 t h"], rotary: Any, **kwargs: Any
+        self,
+        embedded: Float[Tensor, "1 t h"],
+        hidden: Float[Tensor, "1 t h"],
+        rotary: Any,
+        attention_mask: Tensor | None = None,
+        **kwargs: Any,
     ) -> Float[Tensor, "1 t h"]:
         both = torch.cat([self.input_layernorm(embedded), self.hidden_norm(hidden)], -1)
         attended, _ = self.self_attn(
-            hidden_states=both, position_embeddings=rotary, attention_mask=None, **kwargs
+            hidden_states=both, position_embeddings=rotary, attention_mask=attention_mask, **kwargs
         )
         hidden = hidden + attended
         return hidden + self.mlp(self.post_attention_layernorm(hidden))  # type: ignore[no-any-return]

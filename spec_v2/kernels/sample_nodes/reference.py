@@ -86,12 +86,15 @@ def processed_probs(
 
 
 def inverse_cdf(weights: Float[Tensor, "r v"], coins: Float[Tensor, " r"]) -> Int[Tensor, " r"]:
-    """First id whose running sum exceeds `coin * total`; `0 <= coin < 1`. Its weight is positive."""
+    """First id whose running sum exceeds `coin * total`; `0 <= coin < 1`. Its weight is positive.
+
+    A row without a positive weight, or with NaN, gives some id all the same: never one outside of the row.
+    """
     cdf = weights.cumsum(-1)
     total = cdf[:, -1:]
     below_total = torch.nextafter(total, torch.zeros_like(total))  # coin * total may round up to the total
     threshold = torch.minimum(coins[:, None] * total, below_total)
-    return torch.searchsorted(cdf, threshold, right=True)[:, 0]
+    return torch.searchsorted(cdf, threshold, right=True)[:, 0].clamp(max=weights.shape[1] - 1)
 
 
 MASK32 = 0xFFFFFFFF

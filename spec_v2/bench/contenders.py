@@ -1,0 +1,202 @@
+"""Who competes: our engine under each algorithm and schedule, and transformers' own ways to generate.
+
+All get the same token ids, are greedy, go on past any end-of-sequence token, and use as many threads. On a CPU
+only one at a time may own helper threads, see `spec_v2.scheduler.openmp`: an engine's run is over when its
+forward stream has let go of its own, and when it begins it takes the main thread's away.
+"""
+
+import contextlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from spec_v2.bench.cost_model import StepTimes, decode_seconds, step_times
+from spec_v2.bench.settings import BenchSettings, draft_path_of, server_args_of
+from spec_v2.completion import Completion
+from spec_v2.engine import Engine
+from spec_v2.observability.metrics import SpecMetrics
+from spec_v2.sampling_params import SamplingParams
+
+Prompts = Sequence[tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One timed run over a batch. `decode_seconds`: from the first tokens, `first_tokens` of them, to the last."""
+
+    completions: tuple[Completion, ...]
+    whole_seconds: float
+    decode_seconds: float
+    first_tokens: int
+    steps: StepTimes | None = None
+
+    @property
+    def tokens(self) -> int:
+        return sum(c.completion_tokens for c in self.completions)
+
+    @property
+    def whole_rate(self) -> float:
+        """Tokens per second, the prompts' forward included."""
+        return self.tokens / self.whole_seconds
+
+    @property
+    def decode_rate(self) -> float:
+        """Tokens per second of the decode steps alone."""
+        return (self.tokens - self.first_tokens) / self.decode_seconds
+
+
+class Contender(ABC):
+    """Abstract. `algorithm` and `schedule` are None where they are not ours."""
+
+    name: str
+    algorithm: str | None = None
+    schedule: str | None = None
+
+    def fits(self, batch_size: int) -> bool:
+        """Whether it can take that many prompts at a time."""
+        return True
+
+    @abstractmethod
+    def run(self, prompts: Prompts, max_new_tokens: int) -> Sample:
+        """Generate, and say how long it took."""
+
+
+class EngineContender(Contender):
+    """One engine: an algorithm under a schedule."""
+
+    def __init__(self, settings: BenchSettings, algorithm: str, schedule: str) -> None:
+        self.name = f"{algorithm} {schedule}"
+        self.algorithm, self.schedule = algorithm, schedule
+        args = asdict(server_args_of(settings, algorithm, schedule))
+        self.engine = Engine(args.pop("model_path"), **args)
+
+    @property
+    def draft_passes(self) -> int:
+        """Forwards that grow a tree; the first drafts come from the step before. NGRAM looks once."""
+        return max(1, self.engine.server_args.num_steps - 1)
+
+    def run(self, prompts: Prompts, max_new_tokens: int) -> Sample:
+        params = SamplingParams(max_new_tokens=max_new_tokens, ignore_eos=True)
+        self.engine.trace.clear()
+        start = time.perf_counter()
+        completions = self.engine.generate(prompts, params, progress=False)
+        whole = time.perf_counter() - start
+        self.engine.scheduler.forward_stream.synchronize()
+        spans, num_needed = self.engine.trace.spans(), max(c.spec.verify_ct for c in completions)
+        steps, decode = step_times(spans, num_needed), decode_seconds(spans, num_needed)
+        return Sample(tuple(completions), whole, decode, len(prompts), steps)
+
+
+class TransformersContender(Contender):
+    """transformers' `generate` with some options. `speculates`: then it takes one prompt at a time."""
+
+    def __init__(
+        self, name: str, model: Any, num_threads: int | None, *, speculates: bool = False, **options: Any
+    ) -> None:
+        self.name = f"transformers {name}"
+        self.model = model
+        self.options = options
+        self._num_threads = num_threads or torch.get_num_threads()
+        self._speculates = speculates
+
+    def fits(self, batch_size: int) -> bool:
+        return batch_size == 1 or not self._speculates
+
+    def run(self, prompts: Prompts, max_new_tokens: int) -> Sample:
+        width = max(map(len, prompts))
+        ids = torch.tensor([(0,) * (width - len(p)) + p for p in prompts], device=self.model.device)
+        mask = torch.tensor([(0,) * (width - len(p)) + (1,) * len(p) for p in prompts], device=ids.device)
+        clock, threads = TokenClock(), torch.get_num_threads()
+        torch.set_num_threads(self._num_threads)
+        try:
+            start = time.perf_counter()
+            output = self.model.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                pad_token_id=0,  # never looked at: nothing ends early
+                do_sample=False,
+                use_cache=True,
+                max_new_tokens=max_new_tokens,
+                streamer=clock,
+                **self.options,
+            )
+            whole = time.perf_counter() - start
+        finally:
+            torch.set_num_threads(threads)
+        # one prompt's counts per step; the first step of a speculating run is at once prefill and verification
+        spec = SpecMetrics(accept_lens=tuple(clock.counts[1:])) if self._speculates else SpecMetrics()
+        rows = output[:, width:].tolist()
+        completions = tuple(_completion(p, row, spec) for p, row in zip(prompts, rows, strict=True))
+        return Sample(completions, whole, clock.times[-1] - clock.times[0], clock.counts[0])
+
+
+class TokenClock:
+    """A transformers streamer that notes when tokens come, and how many at a time."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.counts: list[int] = []
+        self._saw_prompt = False
+
+    def put(self, value: torch.Tensor) -> None:
+        if self._saw_prompt:
+            self.times.append(time.perf_counter())
+            self.counts.append(value.numel())
+        self._saw_prompt = True
+
+    def end(self) -> None:
+        """Nothing to do: generate returns."""
+
+
+def _completion(prompt: tuple[int, ...], ids: list[int], spec: SpecMetrics) -> Completion:
+    return Completion(
+        text="", output_ids=tuple(ids), finish_reason="length", prompt_tokens=len(prompt), spec=spec
+    )
+
+
+# -- opening -------------------------------------------------------------------------------------------------
+
+
+def open_engines(settings: BenchSettings, closing: ExitStack) -> list[EngineContender]:
+    """An engine for each algorithm and schedule, closed by `closing`."""
+    opened = []
+    for algorithm in settings.algorithms:
+        for schedule in settings.schedules:
+            opened.append(EngineContender(settings, algorithm, schedule))
+            closing.enter_context(opened[-1].engine)
+    return opened
+
+
+def open_transformers(settings: BenchSettings, engines: Sequence[EngineContender]) -> list[Contender]:
+    """Plain generation; assisted generation for STANDALONE and prompt lookup for NGRAM, where they take part."""
+    ours = engines[0].engine
+    model = load_for_transformers(settings.server_args.model_path, ours)
+    threads = settings.server_args.num_threads
+    opened: list[Contender] = [TransformersContender("generate", model, threads)]
+    for algorithm in settings.algorithms:
+        args = next(e.engine.server_args for e in engines if e.algorithm == algorithm)
+        if algorithm == "NGRAM":
+            options: dict[str, Any] = {"prompt_lookup_num_tokens": args.num_draft_tokens - 1}
+            opened.append(TransformersContender("lookup", model, threads, speculates=True, **options))
+        if algorithm == "STANDALONE":
+            path = draft_path_of(settings, algorithm)
+            assert path is not None
+            options = {"assistant_model": load_for_transformers(path, ours)}
+            opened.append(TransformersContender("assisted", model, threads, speculates=True, **options))
+    return opened
+
+
+def load_for_transformers(path: str, like: Engine) -> Any:
+    """A model of its own, in the engine's dtype and place, that uses torch's attention and never stops early."""
+    from spec_v2.models.loader import load_model
+
+    model: Any = load_model(path, dtype=like.dtype, device=like.device).model
+    with contextlib.suppress(ValueError):  # a model that cannot keeps its own
+        model.set_attn_implementation("sdpa")
+    model.generation_config.eos_token_id = None
+    return model

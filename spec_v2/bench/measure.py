@@ -1,0 +1,52 @@
+"""The order of the runs: in each case every contender once to warm up, then all of them in turn, again and again.
+
+So whatever else the machine does meets all contenders alike, and a ratio can be taken within each round.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from spec_v2.bench.contenders import Contender, Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A batch of prompts of one kind, as token ids."""
+
+    kind: str
+    prompts: tuple[tuple[int, ...], ...]
+
+    @property
+    def batch_size(self) -> int:
+        return len(self.prompts)
+
+
+Samples = dict[tuple[Case, str], list[Sample]]
+
+
+def num_runs(contenders: Sequence[Contender], cases: Sequence[Case], repetitions: int) -> int:
+    """How many runs `measure` makes, those that warm up included."""
+    return sum(contender.fits(case.batch_size) for case in cases for contender in contenders) * (
+        repetitions + 1
+    )
+
+
+def measure(
+    contenders: Sequence[Contender],
+    cases: Sequence[Case],
+    *,
+    max_new_tokens: int,
+    repetitions: int,
+    done: Callable[[], None],
+) -> Samples:
+    """`repetitions` samples of every contender in every case that it fits. `done` is called after each run."""
+    samples: Samples = {}
+    for case in cases:
+        present = [contender for contender in contenders if contender.fits(case.batch_size)]
+        for repetition in range(1 + repetitions):
+            for contender in present:
+                sample = contender.run(case.prompts, max_new_tokens)
+                if repetition > 0:  # the first round compiles, allocates and fills caches
+                    samples.setdefault((case, contender.name), []).append(sample)
+                done()
+    return samples
