@@ -252,6 +252,8 @@ def test_all_columns_are_among_the_lines_that_are_broken():
 @pytest.mark.parametrize(("kind", "method", "place"), broken_lines())
 def test_no_line_can_be_left_out(kind, method, place, unbroken, device, monkeypatch):
     """Some algorithm fails its checks, or drafts or accepts something else."""
+    if device.type != "cpu":
+        pytest.skip("an index that a broken line lets through ends the whole CUDA context")
     break_line(monkeypatch, kind, method, place)
     for algorithm in KINDS:
         try:

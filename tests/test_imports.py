@@ -25,11 +25,28 @@ LAYERS = (
     {"engine"},
 )
 # What users run. These may know each other, and nothing in a layer may know them.
-FRONT = {"bench", "doctor", "terminal", "facts", "demo_report", "demo", "cli", "__main__", "plots", "training", "checkpoints"}
+FRONT = {
+    "bench",
+    "doctor",
+    "terminal",
+    "facts",
+    "demo_report",
+    "demo",
+    "cli",
+    "__main__",
+    "plots",
+    "training",
+    "checkpoints",
+}
 
 # The scheduler and the workers are neighbours: the scheduler drives whatever has its Worker protocol, and these
 # modules are all that a worker may know of the scheduler.
-WORKER_INTERFACE = {"scheduler.sampling_batch_info", "scheduler.schedule_batch", "scheduler.future_map", "scheduler.streams"}
+WORKER_INTERFACE = {
+    "scheduler.sampling_batch_info",
+    "scheduler.schedule_batch",
+    "scheduler.future_map",
+    "scheduler.streams",
+}
 
 LEVEL = {part: level for level, layer in enumerate(LAYERS) for part in layer}
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))

@@ -17,6 +17,15 @@ BAD = {
     "seed": [-1, MAX_SEED + 1, True, 1.0, "1", NAN],
     "stop_token_ids": ["12", 5, None, {1, 2}, [-1], [True], [1.0], ["a"], (1, None)],
     "ignore_eos": [0, 1, None, "true"],
+    "stop": ["", [""], 5, None, ["a", 1], [["a"]]],
+    "min_new_tokens": [-1, 129, True, 1.0, "1", None],
+    "min_p": [-0.1, 1.1, True, "0", None, NAN, INF],
+    "repetition_penalty": [0, 0.0, -1, 2.1, True, "1", None, NAN],
+    "presence_penalty": [-2.1, 2.1, True, "0", None, NAN],
+    "frequency_penalty": [-2.1, 2.1, True, "0", None, NAN],
+    "logit_bias": [None, 5, [1], {-1: 0.0}, {True: 0.0}, {1: NAN}, {1: "x"}, {"1": 1.0}],
+    "logprobs": [0, 1, None, "true"],
+    "top_logprobs": [-1, 21, 5, True, 1.0, None],
 }
 
 
@@ -36,7 +45,7 @@ def test_the_bad_value_table_covers_every_field():
 def test_a_bad_value_names_the_field_and_the_remedy(name, value):
     with pytest.raises(ValueError, match=f"^{name} is ") as caught:
         SamplingParams(**{name: value})
-    assert ": give " in str(caught.value)
+    assert ": give " in str(caught.value) or "logprobs=True" in str(caught.value)
     shown = value[-1] if isinstance(value, (list, tuple)) else value
     assert repr(shown) in str(caught.value)
 

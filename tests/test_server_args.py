@@ -27,10 +27,25 @@ COUNTS = [
     "speculative_ngram_min_bfs_breadth",
     "speculative_ngram_max_bfs_breadth",
     "speculative_ngram_max_trie_depth",
+    "speculative_ngram_external_corpus_max_tokens",
+    "chunked_prefill_size",
 ]
-TEXTS = ["model_path", "tokenizer_path", "speculative_algorithm", "speculative_draft_model_path"]
+TEXTS = [
+    "model_path",
+    "tokenizer_path",
+    "speculative_algorithm",
+    "speculative_draft_model_path",
+    "speculative_token_map",
+    "speculative_ngram_external_corpus_path",
+]
 CHOICES = ["dtype", "device", "speculative_ngram_match_type"]
-SWITCHES = ["disable_overlap_schedule", "enable_multi_layer_eagle"]
+SWITCHES = [
+    "disable_overlap_schedule",
+    "disable_radix_cache",
+    "enable_multi_layer_eagle",
+    "speculative_adaptive",
+    "speculative_use_rejection_sampling",
+]
 OPTIONAL = {spec.name for spec in dataclasses.fields(ServerArgs) if spec.default is None}
 
 
@@ -45,7 +60,7 @@ def _bad_types_reach_the_validation(monkeypatch):
 
 def test_the_bad_value_tables_cover_every_field():
     names = {spec.name for spec in dataclasses.fields(ServerArgs)}
-    assert names == {*COUNTS, *TEXTS, *CHOICES, *SWITCHES, "random_seed"}
+    assert names == {*COUNTS, *TEXTS, *CHOICES, *SWITCHES, "random_seed", "mem_fraction_static"}
 
 
 BAD_VALUES = [
@@ -54,6 +69,7 @@ BAD_VALUES = [
     *[(name, value) for name in CHOICES for value in (7, True, "", "bf16", "AUTO")],
     *[(name, value) for name in SWITCHES for value in (0, 1, "true", "")],
     *[("random_seed", value) for value in (-1, 2**63, True, 1.0, "0")],
+    *[("mem_fraction_static", value) for value in (0.0, 1.0, -0.5, 2, True, "0.5", float("nan"))],
     *[("device", value) for value in ("cuda:", "cuda:x", "cuda:-1", "cuda:0 ", "cpu\n", "gpu", "cpu:0")],
     ("speculative_num_draft_tokens", 1),
     ("speculative_ngram_max_trie_depth", 1),
@@ -160,6 +176,7 @@ ROUND_TRIP = {
     "device": "cuda:1",
     "speculative_ngram_match_type": "PROB",
     "random_seed": 7,
+    "mem_fraction_static": 0.25,
 }
 
 

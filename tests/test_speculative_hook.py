@@ -188,7 +188,37 @@ REJECTED = [
         {**NGRAM, "speculative_ngram_min_bfs_breadth": 4, "speculative_ngram_max_bfs_breadth": 3},
         ["--speculative-ngram-min-bfs-breadth 4", "--speculative-ngram-max-bfs-breadth 3"],
     ),
-    ({**NGRAM, "speculative_ngram_match_type": "PROB"}, ["--speculative-ngram-match-type PROB", "BFS"]),
+    (
+        {
+            "speculative_algorithm": "STANDALONE",
+            "speculative_draft_model_path": "d",
+            "speculative_use_rejection_sampling": True,
+            "speculative_num_steps": 3,
+            "speculative_eagle_topk": 2,
+            "speculative_num_draft_tokens": 6,
+        },
+        ["--speculative-use-rejection-sampling", "--speculative-eagle-topk 1"],
+    ),
+    (
+        {"speculative_algorithm": "NGRAM", "speculative_use_rejection_sampling": True},
+        ["--speculative-use-rejection-sampling", "NGRAM"],
+    ),
+    (
+        {
+            "speculative_algorithm": "STANDALONE",
+            "speculative_draft_model_path": "d",
+            "speculative_token_map": "m.json",
+        },
+        ["--speculative-token-map", "EAGLE"],
+    ),
+    (
+        {
+            "speculative_algorithm": "EAGLE",
+            "speculative_draft_model_path": "d",
+            "speculative_adaptive": True,
+        },
+        ["--speculative-adaptive", "NGRAM"],
+    ),
     ({**NGRAM, "enable_multi_layer_eagle": True}, ["--enable-multi-layer-eagle", "NGRAM"]),
     ({"enable_multi_layer_eagle": True}, ["--enable-multi-layer-eagle", "--speculative-algorithm"]),
     ({**EAGLE, "speculative_algorithm": "STANDALONE", "enable_multi_layer_eagle": True}, ["STANDALONE"]),

@@ -57,12 +57,13 @@ class FutureMap:
 
     def publish(self, rows: Int[Tensor, " b"], verdict: Verdict) -> Int[Tensor, " b"]:
         """Make the new lengths known. Returns them, `[b]`, in tokens."""
-        self.new_seq_lens[rows.to(verdict.new_seq_lens.device)] = verdict.new_seq_lens
+        device = verdict.new_seq_lens.device
+        self.new_seq_lens[rows.to(device, non_blocking=True)] = verdict.new_seq_lens
         return verdict.new_seq_lens
 
     def stash(self, rows: Int[Tensor, " b"], verdict: Verdict, next_draft: NextDraft) -> None:
         """Keep what the next step starts from: the bonus token and the first level of its tree."""
-        rows = rows.to(verdict.accept_lens.device)
+        rows = rows.to(verdict.accept_lens.device, non_blocking=True)
         newest = (verdict.accept_lens[:, None] - 1).clamp(min=0)
         self.bonus_tokens[rows] = verdict.predict.gather(1, newest)[:, 0]
         self.topk_p[rows] = next_draft.topk_p

@@ -58,7 +58,9 @@ class TokenCounts:
             self.in_output = torch.zeros(self._shape, dtype=torch.int32, device=self._device)
         assert self.in_prompt is not None
         host = (known.rows, known.prompt_rows, known.prompt_tokens, known.output_rows, known.output_tokens)
-        rows, prompt_rows, prompt_tokens, output_rows, output_tokens = (t.to(self._device) for t in host)
+        rows, prompt_rows, prompt_tokens, output_rows, output_tokens = (
+            t.to(self._device, non_blocking=True) for t in host
+        )
         self.in_prompt[rows] = False
         self.in_output[rows] = 0
         yes = torch.ones((), dtype=torch.bool, device=self._device)
