@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 MAX_SEED = 2**63 - 1
 """Largest seed: what a signed 64-bit integer holds."""
 
+MAX_BIAS = 1e30
+"""Largest logit bias: far beyond any logit, and still finite in float32 and bfloat16."""
+
 MAX_TOP_LOGPROBS = 20
 """Most likely tokens that can be asked for in one place."""
 
@@ -139,11 +142,11 @@ class SamplingParams:
             object.__setattr__(self, name, float(getattr(self, name)))
 
     def _check_logit_bias(self) -> None:
-        remedy = "give a dict from token ids, whole numbers of at least 0, to finite numbers"
+        remedy = f"give a dict from token ids, whole numbers of at least 0, to numbers from -{MAX_BIAS} to {MAX_BIAS}"
         if not isinstance(self.logit_bias, Mapping):
             raise _error("logit_bias", self.logit_bias, remedy)
         for token_id, value in self.logit_bias.items():
-            if not _is_int(token_id) or token_id < 0 or not _is_finite(value):
+            if not _is_int(token_id) or token_id < 0 or not _is_finite(value) or abs(value) > MAX_BIAS:
                 raise _error("logit_bias", {token_id: value}, remedy)
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
 

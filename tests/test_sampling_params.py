@@ -23,7 +23,7 @@ BAD = {
     "repetition_penalty": [0, 0.0, -1, 2.1, True, "1", None, NAN],
     "presence_penalty": [-2.1, 2.1, True, "0", None, NAN],
     "frequency_penalty": [-2.1, 2.1, True, "0", None, NAN],
-    "logit_bias": [None, 5, [1], {-1: 0.0}, {True: 0.0}, {1: NAN}, {1: "x"}, {"1": 1.0}],
+    "logit_bias": [None, 5, [1], {-1: 0.0}, {True: 0.0}, {1: NAN}, {1: 1e300}, {1: "x"}, {"1": 1.0}],
     "logprobs": [0, 1, None, "true"],
     "top_logprobs": [-1, 21, 5, True, 1.0, None],
 }
