@@ -27,11 +27,10 @@ def run(model, capsys):
 
     def _run(command, *argv):
         small = ("--model", model, "--dtype", "float64", "--max-running-requests", "3")
+        before = set(threading.enumerate())
         code = main([command, *small, *argv])
         out = capsys.readouterr()
-        assert not [
-            t for t in threading.enumerate() if t.name.startswith("spec_v2-")
-        ]  # all engines are closed
+        assert set(threading.enumerate()) <= before  # all engines are closed
         return code, out.out, out.err
 
     return _run
