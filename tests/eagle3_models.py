@@ -56,8 +56,10 @@ class Eagle3Oracle:
         for token in path:
             hidden, tokens = torch.cat([hidden, self._run(tokens, hidden)[-1:]]), [*tokens, token]
         logits = self._head.lm_head(self._head.norm(self._run(tokens, hidden)[-1]))
-        return torch.full((VOCAB,), -torch.inf, dtype=logits.dtype).index_copy(0, self._ids, logits)
+        return torch.full((VOCAB,), -torch.inf, dtype=logits.dtype).index_copy(0, self._ids, logits.cpu())
 
     def _run(self, tokens: list[int], hidden: torch.Tensor) -> torch.Tensor:
-        places = torch.arange(len(tokens))[None]
-        return self._head.decoder(torch.tensor([tokens]), places, hidden[None]).last_hidden_state[0]
+        places = torch.arange(len(tokens), device=hidden.device)[None]
+        return self._head.decoder(
+            torch.tensor([tokens], device=hidden.device), places, hidden[None]
+        ).last_hidden_state[0]

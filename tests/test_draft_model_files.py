@@ -193,7 +193,7 @@ def test_cf01_a_draft_with_another_tokenizer(open_engine, tmp_path, device):
 
 
 def test_cf06_a_draft_with_too_few_positions(open_engine, device):
-    target, draft = tiny.llama(device), tiny.random_llama(1, max_position_embeddings=64)
+    target, draft = tiny.llama(device), tiny.random_llama(1, max_position_embeddings=64).to(device)
     with pytest.raises(ValueError, match=r"64 positions.*160 long"):
         open_engine(target, "STANDALONE", draft, CHAIN)
     engine = open_engine(target, "STANDALONE", draft, CHAIN, context_length=64)

@@ -138,7 +138,7 @@ def test_matches_never_cross_documents(open_engine, tmp_path, schedule, device):
         assert NOTHING not in drafted
     shape = NgramShape(max_trie_depth=4, min_bfs_breadth=4, max_bfs_breadth=4)
     for newest, follows in (([9, 3], []), ([1, 2], [3]), ([9, 4], [5, 6]), ([3, 4], [5, 6]), ([7], [])):
-        history = torch.cat([engine.scheduler.worker.corpus, torch.tensor(newest)])[None]
+        history = torch.cat([engine.scheduler.worker.corpus.cpu(), torch.tensor(newest)])[None]
         tree = match_tree(history, torch.tensor([history.shape[1] - 1]), shape, 5)
         used = [int(t) for t, p in zip(tree.tokens[0, 1:], tree.parents[0, 1:], strict=True) if p >= 0]
         assert used == follows, newest

@@ -44,6 +44,11 @@ def check_draft_model(args: ServerArgs, target: Any, draft: Any) -> None:
             f"{FIELD}: the draft model has vocab_size={theirs}, the target {ours}; use a draft model with the "
             "target's vocabulary"
         )
+    here, there = next(target.parameters()).device, next(draft.parameters()).device
+    if here != there:
+        raise ValueError(
+            f"{FIELD}: the draft model is on {there}, the target on {here}; move it with .to({str(here)!r})"
+        )
     is_eagle3 = isinstance(draft, Eagle3Head)
     wants_eagle3 = args.algorithm is SpeculativeAlgorithm.EAGLE3
     if args.algorithm.is_eagle() and is_eagle3 != wants_eagle3:
@@ -168,6 +173,8 @@ def _read_head(folder: Path) -> tuple[Any, dict[str, Any], dict[str, Tensor]]:
         )
     try:
         settings = json.loads((folder / "config.json").read_text())
+        if not isinstance(settings, dict):
+            raise ValueError("config.json holds no object")
         tensors = {name.removeprefix("model."): value for name, value in load_file(weights).items()}
         return AutoConfig.from_pretrained(folder), settings, tensors
     except (ValueError, SafetensorError) as error:
