@@ -164,6 +164,11 @@ def test_texts_and_counts_that_differ_are_told():
     assert not short["token_counts_equal"]
 
 
+def test_tokens_that_come_at_once_have_no_decode_steps():
+    done = Completion(text="", output_ids=(1, 2), finish_reason="length", prompt_tokens=1, spec=SpecMetrics())
+    assert Sample((done,), 0.5, 0.0, 2).decode_rate == 4.0
+
+
 # --- cost model ---
 
 

@@ -46,7 +46,9 @@ class Sample:
 
     @property
     def decode_rate(self) -> float:
-        """Tokens per second of the decode steps alone."""
+        """Tokens per second of the decode steps alone; of everything, where all tokens came at once."""
+        if self.tokens == self.first_tokens:
+            return self.whole_rate
         return (self.tokens - self.first_tokens) / self.decode_seconds
 
 
