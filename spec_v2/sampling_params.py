@@ -40,6 +40,7 @@ class SamplingParams:
         occurrence; -2 to 2, 0 is none.
     logit_bias: token id -> number added to its logit.
     logprobs: also give the log-probability of each token, from the model's own logits.
+    json_schema, regex, ebnf: refused by name; there is no constrained decoding here.
     top_logprobs: with logprobs, also give this many most likely tokens in each place, 0 to 20.
     """
 
@@ -60,6 +61,9 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)  # a dict has no hash
     logprobs: bool = False
     top_logprobs: int = 0
+    json_schema: None = None
+    regex: None = None
+    ebnf: None = None
 
     def __post_init__(self) -> None:
         if not _is_int(self.max_new_tokens) or self.max_new_tokens < 1:
@@ -79,6 +83,9 @@ class SamplingParams:
         self._check_min_new_tokens()
         self._check_penalties()
         self._check_logit_bias()
+        for name in ("json_schema", "regex", "ebnf"):
+            if getattr(self, name) is not None:
+                raise _error(name, getattr(self, name), "there is no constrained decoding here; give None")
         if not _is_int(self.top_logprobs) or not 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS:
             remedy = f"give a whole number from 0 to {MAX_TOP_LOGPROBS}"
             raise _error("top_logprobs", self.top_logprobs, remedy)

@@ -16,6 +16,20 @@ from typing import Any, Literal
 from spec_v2.spec_info import SpeculativeAlgorithm
 from spec_v2.spec_registry import CustomAlgorithm
 
+_SGLANG = "is not here; leave it out, or use SGLang"
+REFUSED = {
+    "lora_paths": f"LoRA {_SGLANG}",
+    "enable_lora": f"LoRA {_SGLANG}",
+    "dp_size": f"data parallelism {_SGLANG}",
+    "enable_dp_attention": f"data parallelism {_SGLANG}",
+    "tp_size": f"tensor parallelism {_SGLANG}",
+    "pp_size": f"pipeline parallelism {_SGLANG}",
+    "grammar_backend": f"constrained decoding {_SGLANG}",
+    "enable_multimodal": f"image and audio input {_SGLANG}",
+    "quantization": f"quantised weights {_SGLANG}",
+}
+"""SGLang's settings that are refused by name: what asks for them must not run without them."""
+
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?|npu")
 _MAX_SEED = 2**63 - 1
 
@@ -128,6 +142,8 @@ class ServerArgs:
         """`ServerArgs(**kwargs)`; an unknown keyword raises ValueError that suggests the nearest name."""
         known = [spec.name for spec in fields(cls)]
         for name, value in kwargs.items():
+            if name in REFUSED:
+                raise ValueError(f"{name}={value!r}: {REFUSED[name]}")
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
                 guess = f"did you mean {near[0]}?" if near else f"the settings are {', '.join(known)}."

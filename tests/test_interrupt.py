@@ -1,4 +1,4 @@
-"""Ctrl-C: wherever it strikes, generate raises, everything is free again, and the engine goes on working."""
+"""Ctrl-C and errors: wherever they strike, generate raises, everything is free again, and the engine goes on."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scheduling_helpers import expected, free, greedy, outputs, scene_engine, scene_prompts
+from tests.scheduling_helpers import World, expected, free, greedy, outputs, scene_engine, scene_prompts
 
 ROOT = Path(__file__).parent.parent
 
@@ -20,7 +20,7 @@ import signal
 import sys
 import torch
 from spec_v2.scheduler import streams
-from tests.scheduling_helpers import expected, free, greedy, outputs, scene_engine, scene_prompts
+from tests.scheduling_helpers import World, expected, free, greedy, outputs, scene_engine, scene_prompts
 
 def say(word):
     os.write(1, word.encode() + b"\\n")  # at once: two threads say something
@@ -34,13 +34,14 @@ schedule = sys.argv[1]
 engine = scene_engine("STANDALONE", torch.device("cpu"), schedule=schedule)
 before = free(engine)
 prompts, params = scene_prompts("STANDALONE", engine.model, 3), [greedy(n) for n in (9, 12, 7)]
-held, wait, abort_all = [], streams.CpuEvent.synchronize, engine.scheduler.abort_all
+held, ended, wait, abort_all = [], [], streams.CpuEvent.synchronize, engine.scheduler.abort_all
 
 def on_run(label, step):
     if label == "verify" and step == 2 and not held:
         held.append(step)
         say("inside")
         assert sys.stdin.readline() == "go on\\n"
+        ended.append(step)
 
 def synchronize(self):
     if self._step.index == 2:
@@ -59,6 +60,7 @@ signal.signal(signal.SIGINT, interrupt_once)
 try:
     engine.generate(prompts, params)
 except KeyboardInterrupt:
+    assert ended, "generate gave up while a step was running"
     say("caught")
 engine.scheduler.abort_all = abort_all
 assert held
@@ -172,6 +174,50 @@ def test_an_interrupt_at_any_line_of_the_scheduler_leaves_everything_free(schedu
             assert not engine.scheduler.planner.live
             assert not engine.scheduler.planner.waiting
         assert outputs(engine, prompts, params) == right
+
+
+@pytest.mark.usefixtures("cpu_only")
+def test_giving_up_drains_the_streams_first(schedule, device, monkeypatch):
+    """What is in flight still writes; so nothing is in flight any more when the error is seen."""
+    world = World("late")
+    monkeypatch.setattr("spec_v2.engine.make_stream", world.make_stream)
+    with scene_engine("STANDALONE", device, schedule=schedule) as engine:
+        process, left = engine.scheduler.process_batch_result, []
+
+        def interrupted(batch, result):
+            if result.step == 2:
+                left.extend(len(stream.items) for stream in world.streams)
+                raise KeyboardInterrupt
+            return process(batch, result)
+
+        engine.scheduler.process_batch_result = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            engine.generate(scene_prompts("STANDALONE", engine.model, 3), greedy(12))
+        assert min(left) > 0
+        assert [len(stream.items) for stream in world.streams] == [0, 0]
+
+
+@pytest.mark.usefixtures("cpu_only")
+def test_an_error_in_a_launch_is_raised_as_it_is_and_poisons_nothing_later(schedule, device):
+    error = LookupError("from a launch")
+    with scene_engine("STANDALONE", device, schedule=schedule) as engine:
+        before = free(engine)
+        prompts, params = scene_prompts("STANDALONE", engine.model, 3), [greedy(9)] * 3
+
+        def on_run(label, step):
+            if (label, step) == ("verify", 2):
+                raise error
+
+        engine._forward_stream.on_run = on_run
+        with pytest.raises(LookupError) as caught:
+            engine.generate(prompts, params)
+        assert caught.value is error
+        assert free(engine) == before
+        engine._forward_stream.on_run = None
+        after = engine._forward_stream.launch(lambda: "ran")  # before any next step begins
+        engine._forward_stream.record_event().synchronize()
+        assert after.get() == "ran"
+        assert outputs(engine, prompts, params) == expected(engine, prompts, params)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 import jaxtyping
 import pytest
 
-from spec_v2.server_args import ServerArgs, add_cli_args, flag_of, from_cli_args
+from spec_v2.server_args import REFUSED, ServerArgs, add_cli_args, flag_of, from_cli_args
 
 ROOT = Path(__file__).parents[1]
 NOT_A_COUNT = [True, 1.9, 1.0, "4", 0, -1, float("nan"), [4]]
@@ -225,3 +225,9 @@ def test_configuration_loads_no_heavy_package():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert out.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_what_is_not_here_is_refused_by_name(name):
+    with pytest.raises(ValueError, match=f"{name}=1: .* is not here; leave it out, or use SGLang"):
+        ServerArgs.from_kwargs(**{name: 1})

@@ -9,6 +9,7 @@ from spec_v2.observability.trace import Trace
 from spec_v2.scheduler.streams import CpuStream, Pending, Step, make_stream
 
 LONG = 60  # seconds; only a failing test waits that long
+SHORT = 0.2  # how long something is waited for that must not come
 
 
 @pytest.fixture
@@ -91,9 +92,12 @@ def test_wait_event_orders_two_streams(stream, gate):
     hold(stream, gate)
     value = stream.launch(lambda: 7)
     other = CpuStream("copy", Trace())
+    ran = threading.Event()
+    other.on_run = lambda label, step: ran.set()
     other.wait_event(stream.record_event())
     copied = other.launch(lambda v: v + 1, value)
     copy_done = other.record_event()
+    assert not ran.wait(SHORT)
     assert not copy_done.query()
     gate.set()
     copy_done.synchronize()
