@@ -85,7 +85,7 @@ class SamplingParams:
         self._check_logit_bias()
         for name in ("json_schema", "regex", "ebnf"):
             if getattr(self, name) is not None:
-                raise _error(name, getattr(self, name), "there is no constrained decoding here; give None")
+                raise _error(name, getattr(self, name), "give None: there is no constrained decoding here")
         if not _is_int(self.top_logprobs) or not 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS:
             remedy = f"give a whole number from 0 to {MAX_TOP_LOGPROBS}"
             raise _error("top_logprobs", self.top_logprobs, remedy)
