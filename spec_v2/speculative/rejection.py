@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from spec_v2.kernels.accept_chain import accept_chain
-from spec_v2.kernels.sample_nodes import SamplingInputs, inverse_cdf, position_coins, processed_probs
+from spec_v2.kernels.sample_nodes import SamplingInputs, inverse_cdf, node_probs, position_coins
 from spec_v2.types import DraftTree
 
 DRAFT_SALT = 0x44524146
@@ -35,14 +35,7 @@ def accept_by_rejection(
 ) -> tuple[Int[Tensor, "b w"], Int[Tensor, "b w"], Int[Tensor, " b"]]:
     """`accept_index`, `predict`, `accept_lens` of a chain. `positions`: of the token that each node chooses."""
     b, n = positions.shape
-    probs = processed_probs(
-        logits.flatten(0, 1),
-        sampling.temperatures.repeat_interleave(n),
-        sampling.top_ks.repeat_interleave(n),
-        sampling.top_ps.repeat_interleave(n),
-        sampling.min_ps.repeat_interleave(n),
-        any_filter=sampling.any_filter,
-    ).view(b, n, -1)
+    probs = node_probs(logits, sampling)
     greedy = torch.zeros_like(probs).scatter(-1, logits.argmax(-1, keepdim=True), 1.0)
     probs = torch.where(sampling.temperatures[:, None, None] > 0, probs / probs.sum(-1, keepdim=True), greedy)
     seeds = sampling.seeds[:, None].expand(b, n)

@@ -43,17 +43,23 @@ def sample_nodes_reference(
     if sampling.all_greedy:
         return greedy
     b, n = positions.shape
-    probs = processed_probs(
+    probs = node_probs(logits, sampling).flatten(0, 1)
+    coins = position_coins(sampling.seeds[:, None].expand(b, n), positions)
+    sampled = inverse_cdf(probs, coins.flatten().to(probs.dtype)).view(b, n)
+    return torch.where(sampling.temperatures[:, None] > 0, sampled, greedy)
+
+
+def node_probs(logits: Float[Tensor, "b n v"], sampling: SamplingInputs) -> Float[Tensor, "b n v"]:
+    """`processed_probs` of every node, with the options of its request."""
+    n = logits.shape[1]
+    return processed_probs(
         logits.flatten(0, 1),
         sampling.temperatures.repeat_interleave(n),
         sampling.top_ks.repeat_interleave(n),
         sampling.top_ps.repeat_interleave(n),
         sampling.min_ps.repeat_interleave(n),
         any_filter=sampling.any_filter,
-    )
-    coins = position_coins(sampling.seeds[:, None].expand(b, n), positions)
-    sampled = inverse_cdf(probs, coins.flatten().to(probs.dtype)).view(b, n)
-    return torch.where(sampling.temperatures[:, None] > 0, sampled, greedy)
+    ).view_as(logits)
 
 
 def processed_probs(
