@@ -123,7 +123,11 @@ def measure(models: Models, prompts: Sequence[str], num_tokens: int) -> Iterator
             with (
                 _progress(f"{algorithm}, {schedule} schedule"),
                 Engine(
-                    models.target, tokenizer=models.tokenizer, max_running_requests=1, **settings
+                    models.target,
+                    tokenizer=models.tokenizer,
+                    max_running_requests=1,
+                    disable_radix_cache=True,  # every run computes its prompt
+                    **settings,
                 ) as engine,
             ):
                 warm_up = SamplingParams(max_new_tokens=4)
