@@ -10,7 +10,7 @@ from spec_v2.admission import Prompt, RequestFactory
 from spec_v2.completion import Completion, completion_of
 from spec_v2.mem_cache.kv_cache_builder import build_kv_cache
 from spec_v2.model_executor.model_runner import ModelRunner
-from spec_v2.model_executor.packing import pack_projections
+from spec_v2.model_executor.packing import speed_up_linears
 from spec_v2.models.draft_models import check_draft_model, load_draft_model
 from spec_v2.models.eagle3 import default_aux_layers
 from spec_v2.observability.progress import progress_bar
@@ -183,7 +183,7 @@ class Engine:
             return model.eval(), tokenizer, model.dtype  # type: ignore[return-value]
         dtype = getattr(torch, "bfloat16" if args.dtype == "auto" else args.dtype)
         loaded = load_model(args.model_path, dtype=dtype, device=self.device)
-        pack_projections(loaded.model)
+        speed_up_linears(loaded.model)
         if args.tokenizer_path is not None:
             tokenizer = load_tokenizer(args.tokenizer_path)
         return loaded.model, tokenizer or loaded.tokenizer, dtype
@@ -214,7 +214,7 @@ class Engine:
             return None
         if draft_model is None:
             draft_model = load_draft_model(self.server_args, self.model, self.tokenizer)
-            pack_projections(draft_model)
+            speed_up_linears(draft_model, shared_with=self.model)
         check_draft_model(self.server_args, self.model, draft_model)
         positions = int(draft_model.config.max_position_embeddings)
         if positions < self.context_length:
