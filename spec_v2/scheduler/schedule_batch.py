@@ -15,8 +15,6 @@ from spec_v2.scheduler.stop_strings import StopStrings
 from spec_v2.scheduler.streams import Event, Pending
 from spec_v2.types import DraftTree, ForwardMode, HostVerdict, NextDraft, PromptStaging, Verdict
 
-# On a CPU a step of 12 tokens costs about 1.3 steps of one, so a third of a token per step pays for drafting.
-MIN_DRAFT_GAIN = 0.35
 PROMISING_MATCH_LEN = 4
 GAIN_WEIGHT = 0.2
 
@@ -64,9 +62,10 @@ class Request:
         """True where the steps in flight reach `max_new_tokens` for certain: each emits at least one token."""
         return len(self.output_ids) + self.num_in_flight >= self.max_new_tokens
 
-    def drafts_pay(self) -> bool:
-        """Whether drafting has been worth its cost lately, or a long match says that it will be."""
-        return self.draft_gain >= MIN_DRAFT_GAIN or self.match_len >= PROMISING_MATCH_LEN
+    def expected_gain(self) -> float:
+        """Drafts that a drafting step would get accepted: as lately, or what a long match promises."""
+        promise = self.match_len / 2 if self.match_len >= PROMISING_MATCH_LEN else 0.0
+        return max(self.draft_gain, promise)
 
     def note_step(self, num_correct_drafts: int, match_len: int, *, drafted: bool) -> None:
         """Remember how a step went: a moving average over the steps that drafted."""

@@ -50,7 +50,7 @@ class Scheduler:
         self.forward_stream = forward_stream
         self.copy_stream = copy_stream
         self.trace = trace
-        self.planner = BatchPlanner(server_args, cache, pin=device.type == "cuda")
+        self.planner = BatchPlanner(server_args, cache, device)
         self.processor = BatchResultProcessor(self.planner)
         self.result_queue: deque[tuple[ScheduleBatch, GenerationBatchResult]] = deque()
         self.batch_record_buf: deque[Any] = deque(maxlen=2)
