@@ -44,6 +44,7 @@ class Engine:
         debug: bool = False,
         **server_args: Any,
     ) -> None:
+        model = server_args.pop("model_path", model)  # SGLang's name for it
         given = isinstance(model, torch.nn.Module)
         name = getattr(model.config, "name_or_path", "") or type(model).__name__ if given else model
         args = ServerArgs.from_kwargs(model_path=name, **server_args)
@@ -235,11 +236,17 @@ class Engine:
             max_running_requests=args.max_running_requests,
             context_length=self.context_length,
             slots_per_step=args.slots_per_step,
+            # logits of every node, and two copies in fp32 where they are sampled
+            workspace_bytes=args.max_running_requests
+            * args.num_draft_tokens
+            * target.vocab_size
+            * (self.dtype.itemsize + 8),
             max_total_tokens=args.max_total_tokens,
             mem_fraction=args.mem_fraction_static,
             pair_keys=algorithm.draft_is_shifted(),
             prefix_cache=not args.disable_radix_cache,
         )
+        cache.target_pool.debug = cache.draft_pool.debug = debug
         carries_hidden = draft is not None and algorithm.carries_draft_hidden_states()
         future_map = FutureMap(
             num_rows=cache.rows.num_rows,

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import shlex
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -38,7 +39,10 @@ def bench(settings: BenchSettings, command_line: Sequence[str]) -> dict[str, Any
                 contenders += open_transformers(settings, engines)
             cases = cases_of(settings, engines[0])
             facts = _facts(settings, engines, command_line)
-            with progress_bar(num_runs(contenders, cases, settings.repetitions), "run", None) as bar:
+            total = num_runs(contenders, cases, settings.repetitions)
+            names = ", ".join(c.name for c in contenders)
+            sys.stderr.write(f"{total} runs of {len(cases)} cases: {names}\n")
+            with progress_bar(total, "run", None) as bar:
                 samples = measure(
                     contenders,
                     cases,

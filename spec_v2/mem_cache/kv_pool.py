@@ -29,6 +29,7 @@ class KvPool:
     ) -> None:
         self.geometry = geometry
         self.num_slots = num_slots
+        self.debug = False  # check slot numbers where they are used, which waits for the device
         self.keys = [_zeros(num_slots, g.num_kv_heads, g.key_dim, dtype, device) for g in geometry]
         self.values = [_zeros(num_slots, g.num_kv_heads, g.value_dim, dtype, device) for g in geometry]
 
@@ -39,7 +40,9 @@ class KvPool:
         key: Float[Tensor, "t heads key_dim"],
         value: Float[Tensor, "t heads value_dim"],
     ) -> None:
-        """Store the KV of `t` tokens of one layer."""
+        """Store the KV of `t` tokens of one layer. With `debug`, raises IndexError for a slot that is not there."""
+        if self.debug and bool(((slots < 0) | (slots >= self.num_slots)).any()):
+            raise IndexError(f"slots {slots.tolist()}: the pool has slots 0 to {self.num_slots - 1}")
         self.keys[layer].index_copy_(0, slots, key)
         self.values[layer].index_copy_(0, slots, value)
 

@@ -34,7 +34,9 @@ class BatchPlanner:
         self.running_batch: ScheduleBatch | None = None
         self.last_batch: ScheduleBatch | None = None
         self.chunked: Request | None = None  # its prompt is partly computed
-        self.widths: deque[int] = deque([1], maxlen=3)  # most tokens per request of this step and those in flight
+        self.widths: deque[int] = deque(
+            [1], maxlen=3
+        )  # most tokens per request of this step and those in flight
         self.is_short = False  # something was retracted: admit nothing until something finishes
         self.token_cost = TOKEN_COST.get(device.type, TOKEN_COST["cuda"])
         self.keeps_known_ids = server_args.algorithm.keeps_history()

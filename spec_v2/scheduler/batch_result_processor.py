@@ -1,8 +1,13 @@
 """Commit: what a step emitted becomes the requests' output, and finished requests give everything back."""
 
+import logging
+
 from spec_v2.scheduler.batch_planner import BatchPlanner
 from spec_v2.scheduler.schedule_batch import GenerationBatchResult, Request, ScheduleBatch
 from spec_v2.types import TokenLogprobs
+
+_LOG = logging.getLogger("spec_v2")
+STEPS_BEFORE_WARNING = 100
 
 
 class BatchResultProcessor:
@@ -10,6 +15,9 @@ class BatchResultProcessor:
 
     def __init__(self, planner: BatchPlanner) -> None:
         self._planner = planner
+        self._steps_in_vain: int | None = (
+            0  # that drafted; None once a draft was accepted or the warning is out
+        )
 
     def process(self, batch: ScheduleBatch, result: GenerationBatchResult) -> list[Request]:
         """Commit a step. Returns the requests that finished. Raises what a launch of the step raised."""
@@ -32,6 +40,7 @@ class BatchResultProcessor:
                 req.kv_committed_len += accept_lens[i]
                 req.accept_lens.append(accept_lens[i])
                 req.draft_depths.append(draft_depths[i])
+                self._watch(accept_lens[i] - 1, draft_depths[i])
                 req.note_step(accept_lens[i] - 1, match_lens[i], drafted=batch.drafts_pay)
             before = len(req.output_ids)
             req.commit(predict[i][: accept_lens[i]])
@@ -44,6 +53,20 @@ class BatchResultProcessor:
             elif batch.forward_mode.is_extend():
                 self._planner.keep_prefix(req)
         return finished
+
+    def _watch(self, num_correct_drafts: int, draft_depth: int) -> None:
+        """Say it once where a draft model seems not to belong to its target. Texts are right all the same."""
+        args = self._planner.server_args
+        if self._steps_in_vain is None or draft_depth == 0 or not args.algorithm.needs_draft_model():
+            return
+        self._steps_in_vain = None if num_correct_drafts else self._steps_in_vain + 1
+        if self._steps_in_vain == STEPS_BEFORE_WARNING:
+            self._steps_in_vain = None
+            _LOG.warning(
+                "speculative_draft_model_path=%s: none of its drafts was accepted in %d steps; check that it was "
+                "trained for model_path=%s, with the same tokenizer and from the same layers",
+                args.speculative_draft_model_path, STEPS_BEFORE_WARNING, args.model_path,
+            )  # fmt: skip
 
     def _keep_logprobs(self, req: Request, logprobs: TokenLogprobs, i: int, count: int) -> None:
         """Those of the tokens that were committed, and no more."""
