@@ -9,6 +9,8 @@ import torch
 from spec_v2.admission import Prompt, RequestFactory
 from spec_v2.completion import Completion, completion_of
 from spec_v2.mem_cache.kv_cache_builder import build_kv_cache
+from spec_v2.model_executor.cuda_graph_runner import CudaGraphRunner
+from spec_v2.model_executor.graph_runner import capture_sizes
 from spec_v2.model_executor.model_runner import ModelRunner
 from spec_v2.model_executor.packing import speed_up_linears
 from spec_v2.models.draft_models import check_draft_model, load_draft_model
@@ -282,6 +284,17 @@ class Engine:
             copy_stream=self._copy_stream,
             device=self.device,
             trace=self.trace,
+            capture_sizes=self._record_graphs(debug),
+        )
+
+    def _record_graphs(self, debug: bool) -> tuple[int, ...]:
+        """Let the forward stream record decode steps, where it can. Returns the batch sizes that it will see."""
+        args = self.server_args
+        if self.device.type != "cuda" or args.disable_cuda_graph or debug:  # checks read values on the host
+            return ()
+        self._forward_stream.graphs = CudaGraphRunner(self.device)
+        return capture_sizes(
+            min(args.cuda_graph_max_bs or args.max_running_requests, args.max_running_requests)
         )
 
 

@@ -87,6 +87,12 @@ class ServerArgs:
     disable_overlap_schedule: bool = _setting(
         bool, False, "process a step's results before launching the next step"
     )
+    disable_cuda_graph: bool = _setting(
+        bool, False, "launch every kernel of a decode step by itself, instead of replaying recorded graphs"
+    )
+    cuda_graph_max_bs: int | None = _setting(
+        int, None, "most requests of a batch that graphs are recorded for; max_running_requests if not given"
+    )
     num_threads: int | None = _setting(int, None, "CPU threads of the forward stream")
     speculative_algorithm: str | None = _setting(
         str, None, "EAGLE, EAGLE3, NEXTN (= EAGLE), STANDALONE, NGRAM or FROZEN_KV_MTP, in any case"

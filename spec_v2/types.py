@@ -142,6 +142,10 @@ class TokenLogprobs:
     top: Float[Tensor, "b lw j"]
     top_ids: Int[Tensor, "b lw j"]
 
+    def clone(self) -> "TokenLogprobs":
+        """The same values in new memory."""
+        return TokenLogprobs(chosen=self.chosen.clone(), top=self.top.clone(), top_ids=self.top_ids.clone())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
@@ -166,6 +170,14 @@ class Verdict:
     def num_correct_drafts(self) -> Int[Tensor, " b"]:
         """Accepted drafts per request, the bonus excluded."""
         return self.accept_lens - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedVerdict:
+    """The part of a `Verdict` that the host reads, as one tensor: `predict`, `accept_lens`, `draft_depths`, `match_lens`."""
+
+    integers: Int[Tensor, "b columns"]
+    logprobs: TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

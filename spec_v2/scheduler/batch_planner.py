@@ -5,16 +5,19 @@ KV and for two steps of drafts, since the device may be one step ahead of what t
 """
 
 from collections import deque
+from collections.abc import Sequence
 
 import torch
 
 from spec_v2.mem_cache.kv_cache_builder import KvCache
+from spec_v2.model_executor.graph_runner import padded_size
 from spec_v2.scheduler.sampling_batch_info import SamplingBatchInfo, host_tensor
 from spec_v2.scheduler.schedule_batch import Request, ScheduleBatch
 from spec_v2.server_args import ServerArgs
 from spec_v2.types import CountReset, ForwardMode, PromptStaging
 
 KEY_BLOCK = 64
+SMALLEST_BOUND = 512
 
 
 # What one more token costs in a decode step, in steps of one token. On two CPU cores a 135M model's step took 1.3 times
@@ -25,9 +28,12 @@ TOKEN_COST = {"cpu": 0.03, "cuda": 0.002}
 class BatchPlanner:
     """Owns the queues. `next_batch` prefills what can be admitted, else decodes what runs."""
 
-    def __init__(self, server_args: ServerArgs, cache: KvCache, device: torch.device) -> None:
+    def __init__(
+        self, server_args: ServerArgs, cache: KvCache, device: torch.device, sizes: Sequence[int] = ()
+    ) -> None:
         self.server_args = server_args
         self.cache = cache
+        self.sizes = sizes  # batch sizes that decode steps are recorded for
         self.pin = device.type == "cuda"
         self.waiting: deque[Request] = deque()
         self.live: dict[int, Request] = {}
@@ -82,9 +88,18 @@ class BatchPlanner:
         self.widths.append(self.server_args.accept_width if batch.drafts_pay else 1)
         lag = max(self.widths)
         bound = max(r.kv_committed_len + r.num_in_flight * lag for r in keep)
-        # Rounded up so that the lag seldom changes a shape: in bf16 the key count decides the last bit.
-        batch.max_seq_len = -(-bound // KEY_BLOCK) * KEY_BLOCK
+        self._fix_shape(batch, bound)
         return batch
+
+    def _fix_shape(self, batch: ScheduleBatch, bound: int) -> None:
+        """Rounded up, so that few shapes occur: recorded steps have powers of two as bounds of their lengths."""
+        size = padded_size(len(batch), self.sizes) if batch.sampling_info.has_fixed_shape else None
+        batch.pad_to(size, self.pin)
+        if batch.padded:
+            batch.max_seq_len = max(SMALLEST_BOUND, 1 << (bound - 1).bit_length())
+        else:
+            # the lag seldom changes a shape then: in bf16 the key count decides the last bit
+            batch.max_seq_len = -(-bound // KEY_BLOCK) * KEY_BLOCK
 
     def _drafts_pay(self, reqs: list[Request]) -> bool:
         """Whether the drafts that are expected to be accepted, per request, are worth what the others cost."""

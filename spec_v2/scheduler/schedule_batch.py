@@ -111,6 +111,7 @@ class ScheduleBatch:
     seq_lens: Tensor | Pending[Tensor] | None
     max_seq_len: int
     sampling_info: SamplingBatchInfo
+    padded: bool = False  # filled up with row 0 to a size that launches are recorded for
     drafts_pay: bool = True  # False: a worker that can do without drafts should
     prompt_staging: PromptStaging | None = None
     input_ids: Any = None
@@ -139,12 +140,19 @@ class ScheduleBatch:
             drafts_pay=self.drafts_pay,
         )
 
-    def _set_requests(self, reqs: list[Request], pin: bool) -> None:
+    def pad_to(self, size: int | None, pin: bool) -> None:
+        """Fill up with row 0 to `size` rows; None: no more rows than requests."""
+        if len(self.rows) != (size or len(self)):
+            self._set_requests(self.reqs, pin, size or len(self))
+        self.padded = size is not None
+
+    def _set_requests(self, reqs: list[Request], pin: bool, size: int = 0) -> None:
         self.reqs = reqs
-        self.rows = host_tensor([r.row for r in reqs], torch.long, pin)
+        padding = max(size - len(reqs), 0)
+        self.rows = host_tensor([r.row for r in reqs] + [0] * padding, torch.long, pin)
         self.spec_info = self.rows
         self.seq_lens = None
-        self.sampling_info = SamplingBatchInfo.from_requests(reqs, pin)
+        self.sampling_info = SamplingBatchInfo.from_requests(reqs, pin, padding)
 
 
 @dataclass(slots=True, kw_only=True)
