@@ -157,7 +157,9 @@ def test_ck09_a_drafter_that_is_never_right_is_reported_once(open_engine, schedu
     engine = open_engine(target, "STANDALONE", wrong, schedule=schedule)
     for _ in range(2):
         engine.generate([tiny.random_prompt(s, 5) for s in range(4)], SamplingParams(max_new_tokens=40))
-    (record,) = [r for r in caplog.records if "none of its drafts was accepted in 100 steps" in r.message]
+    (record,) = [
+        r for r in caplog.records if "none of its drafts was accepted in the first 100 steps" in r.message
+    ]
     assert record.levelname == "WARNING"
 
 

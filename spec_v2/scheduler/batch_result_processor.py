@@ -15,9 +15,7 @@ class BatchResultProcessor:
 
     def __init__(self, planner: BatchPlanner) -> None:
         self._planner = planner
-        self._steps_in_vain: int | None = (
-            0  # that drafted; None once a draft was accepted or the warning is out
-        )
+        self._drafting_steps = self._num_correct_drafts = 0
 
     def process(self, batch: ScheduleBatch, result: GenerationBatchResult) -> list[Request]:
         """Commit a step. Returns the requests that finished. Raises what a launch of the step raised."""
@@ -57,13 +55,13 @@ class BatchResultProcessor:
     def _watch(self, num_correct_drafts: int, draft_depth: int) -> None:
         """Say it once where a draft model seems not to belong to its target. Texts are right all the same."""
         args = self._planner.server_args
-        if self._steps_in_vain is None or draft_depth == 0 or not args.algorithm.needs_draft_model():
+        if draft_depth == 0 or not args.algorithm.needs_draft_model():
             return
-        self._steps_in_vain = None if num_correct_drafts else self._steps_in_vain + 1
-        if self._steps_in_vain == STEPS_BEFORE_WARNING:
-            self._steps_in_vain = None
+        self._drafting_steps += 1
+        self._num_correct_drafts += num_correct_drafts
+        if self._drafting_steps == STEPS_BEFORE_WARNING and self._num_correct_drafts == 0:
             _LOG.warning(
-                "speculative_draft_model_path=%s: none of its drafts was accepted in %d steps; check that it was "
+                "speculative_draft_model_path=%s: none of its drafts was accepted in the first %d steps; check that it was "
                 "trained for model_path=%s, with the same tokenizer and from the same layers",
                 args.speculative_draft_model_path, STEPS_BEFORE_WARNING, args.model_path,
             )  # fmt: skip
