@@ -284,14 +284,16 @@ class Engine:
             copy_stream=self._copy_stream,
             device=self.device,
             trace=self.trace,
-            capture_sizes=self._record_graphs(debug),
+            capture_sizes=self._record_graphs(future_map),
         )
 
-    def _record_graphs(self, debug: bool) -> tuple[int, ...]:
+    def _record_graphs(self, future_map: FutureMap) -> tuple[int, ...]:
         """Let the forward stream record decode steps, where it can. Returns the batch sizes that it will see."""
         args = self.server_args
-        if self.device.type != "cuda" or args.disable_cuda_graph or debug:  # checks read values on the host
+        # debug checks read values on the host
+        if self.device.type != "cuda" or args.disable_cuda_graph or future_map.debug:
             return ()
+        future_map.open_row_0()
         self._forward_stream.graphs = CudaGraphRunner(self.device)
         return capture_sizes(
             min(args.cuda_graph_max_bs or args.max_running_requests, args.max_running_requests)

@@ -58,5 +58,6 @@ def attach(engine: Any, sizes: Sequence[int], monkeypatch: Any) -> SimulatedGrap
     for module in (batch_planner, sampling_batch_info, schedule_batch, scheduler):
         monkeypatch.setattr(module, "host_tensor", host_tensor)
     engine._forward_stream.graphs = graphs
+    engine.scheduler.future_map.open_row_0()
     engine.scheduler.planner.sizes = sizes
     return graphs

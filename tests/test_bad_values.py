@@ -51,6 +51,8 @@ BAD_ARGS = {
     "random_seed": [-1, 2**63, True, 1.0, None],
     "disable_overlap_schedule": [0, 1, None, "yes"],
     "num_threads": [0, -1, True, 2.0],
+    "disable_cuda_graph": [0, 1, None, "yes"],
+    "cuda_graph_max_bs": [0, -1, True, 2.0],
     "speculative_algorithm": ["", "EAGEL", 5],
     "speculative_draft_model_path": ["", 5],
     "speculative_num_steps": [0, -1, True, 1.9],

@@ -21,6 +21,7 @@ COUNTS = [
     "max_total_tokens",
     "max_prefill_tokens",
     "num_threads",
+    "cuda_graph_max_bs",
     "speculative_num_steps",
     "speculative_eagle_topk",
     "speculative_num_draft_tokens",
@@ -40,6 +41,7 @@ TEXTS = [
 ]
 CHOICES = ["dtype", "device", "speculative_ngram_match_type"]
 SWITCHES = [
+    "disable_cuda_graph",
     "disable_overlap_schedule",
     "disable_radix_cache",
     "enable_multi_layer_eagle",

@@ -51,15 +51,17 @@ class FutureMap:
         self.draft_probs: Float[Tensor, "rows dv"] = torch.full(
             (num_rows, draft_probs_width), torch.nan, device=device
         )
-        # Row 0 fills batches up: a request without tokens, again and again.
+        self.token_counts = TokenCounts(num_rows, vocab_size, device)
+        self.publish_ready: Event | None = None
+        self.debug = debug
+
+    def open_row_0(self) -> None:
+        """Let row 0 fill batches up: a request without tokens, again and again."""
         for column in (
             self.new_seq_lens, self.bonus_tokens, self.topk_index, self.history,
             self.topk_p, self.hidden_states, self.draft_probs,
         ):  # fmt: skip
             column[0] = 0
-        self.token_counts = TokenCounts(num_rows, vocab_size, device)
-        self.publish_ready: Event | None = None
-        self.debug = debug
 
     def publish(self, rows: Int[Tensor, " b"], verdict: Verdict) -> Int[Tensor, " b"]:
         """Make the new lengths known. Returns them, `[b]`, in tokens."""

@@ -90,7 +90,7 @@ class Scheduler:
         step = self._begin_step()
         with self.trace.span("host", "launch", step.index):
             self._launch_row_writes(batch)
-            step.captured = batch.padded
+            padded = step.captured = batch.padded
             resolve_forward_inputs(batch, self.future_map, self.forward_stream)
             with self._forward_isolation(batch, overlap=overlap):
                 result = self.worker.forward_batch_generation(
@@ -106,7 +106,7 @@ class Scheduler:
             req.num_in_flight += req is not self.planner.chunked  # a chunk that is not the last emits nothing
         # What must survive the restore is re-applied here, in the open.
         batch.spec_info = batch.rows
-        if overlap or batch.padded:
+        if overlap or padded:
             batch.seq_lens = None  # gathered from the rows at the next resolve
         elif result.new_seq_lens is not batch.seq_lens:
             batch.seq_lens = result.new_seq_lens
