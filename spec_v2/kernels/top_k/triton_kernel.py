@@ -56,8 +56,9 @@ def _top_k_of_split(
     lowest: tl.constexpr = -0x8000000000000000 if is_double else -0x80000000
     kept_key = tl.full([K], lowest, key_type)
 
-    first_block = split * blocks_per_split
-    for block in range(first_block, tl.minimum(first_block + blocks_per_split, num_blocks)):
+    block = split * blocks_per_split
+    end = tl.minimum(block + blocks_per_split, num_blocks)
+    while block < end:
         ids = block * BLOCK + lane
         in_row = ids < V
         x = tl.load(
@@ -84,6 +85,7 @@ def _top_k_of_split(
             key = tl.where(ids == best_id, lowest, key)
             best = tl.max(key, 0)
             worst = tl.min(kept_key, 0)
+        block += 1
 
     out = (row * tl.num_programs(1) + split) * K + place
     tl.store(keys_ptr + out, kept_key)
