@@ -64,7 +64,9 @@ def main(modules):
                 call()
                 results[f"{name}:{case}"] = {"kernels": list(compiled)}
             except Exception as error:  # noqa: BLE001 - reported by the test, with all others
-                results[f"{name}:{case}"] = {"error": f"{type(error).__name__}: {error} {error.__cause__ or ''}"}
+                results[f"{name}:{case}"] = {
+                    "error": f"{type(error).__name__}: {error} {error.__cause__ or ''}"
+                }
     json.dump(results, sys.stdout)
 
 

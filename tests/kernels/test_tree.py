@@ -12,7 +12,11 @@ from spec_v2.kernels.tree_structure.reference import (
     node_depths_reference,
     place_tree_reference,
 )
-from spec_v2.kernels.tree_structure.triton_kernel import ancestor_bits_triton, place_tree_triton, walk_up_triton
+from spec_v2.kernels.tree_structure.triton_kernel import (
+    ancestor_bits_triton,
+    place_tree_triton,
+    walk_up_triton,
+)
 from spec_v2.kernels.verify_tree.reference import verify_tree_reference
 from spec_v2.kernels.verify_tree.triton_kernel import verify_tree_triton
 from tests.kernels.support import DEVICE, assert_same, seeded, spread
@@ -24,7 +28,11 @@ SIZES = [1, 2, 3, 5, 6, 12, 17]
 def launches():
     """What compiles for sm_90: a tree of 64 nodes out of 264 candidates."""
     parents = torch.zeros(4, 64, dtype=torch.long)
-    tokens, scores, ids = torch.zeros(4, 264, dtype=torch.long), torch.zeros(4, 264), torch.zeros(4, dtype=torch.long)
+    tokens, scores, ids = (
+        torch.zeros(4, 264, dtype=torch.long),
+        torch.zeros(4, 264),
+        torch.zeros(4, dtype=torch.long),
+    )
     table = torch.zeros(5, 128, dtype=torch.int32)
     return {
         "structure": lambda: (walk_up_triton(parents), ancestor_bits_triton(parents)),
@@ -100,7 +108,9 @@ def test_equal_scores_are_ranked_by_candidate(fill):
 def test_more_nodes_than_candidates_are_refused():
     tokens, scores, parents = random_candidates(seeded(), 1, 2, 1)
     with pytest.raises(ValueError, match="num_nodes=4: 2 candidates"):
-        build_tree(root_tokens=torch.zeros(1).long(), tokens=tokens, scores=scores, parents=parents, num_nodes=4)
+        build_tree(
+            root_tokens=torch.zeros(1).long(), tokens=tokens, scores=scores, parents=parents, num_nodes=4
+        )
 
 
 def test_more_candidates_than_a_program_holds_are_refused():
@@ -116,5 +126,7 @@ def test_verify_is_the_reference(n, longest_path):
     parents = random_parents(gen, b, n, padding=min(1, n - 1))
     tokens, target = torch.randint(0, 3, (2, b, n), generator=gen)
     got = verify_tree_triton(spread(tokens), spread(parents), spread(target), longest_path)
-    want = verify_tree_reference(tokens=tokens, parents=parents, target_tokens=target, longest_path=longest_path)
+    want = verify_tree_reference(
+        tokens=tokens, parents=parents, target_tokens=target, longest_path=longest_path
+    )
     assert_same(got, want)

@@ -39,7 +39,9 @@ def _verify_tree(
     accept_len = 0
     for j in range(W):
         # N: there is no child with that token, and nothing is a child of N
-        wanted = tl.load(target_tokens_ptr + i * target_stride_b + node * target_stride_n, mask=node < N, other=-1)
+        wanted = tl.load(
+            target_tokens_ptr + i * target_stride_b + node * target_stride_n, mask=node < N, other=-1
+        )
         alive = node < N
         accept_len += alive.to(tl.int32)
         tl.store(accept_index_ptr + i * W + j, tl.where(alive, node, -1).to(tl.int64))
