@@ -59,7 +59,8 @@ class ModelRunner:
             raise
         self.vocab_size = int(self.model.config.vocab_size)
         self.hidden_size = int(self.model.config.hidden_size)
-        self._target_ids: Tensor | None = getattr(self.model, "target_ids", None)
+        # ids in the target's vocabulary, of a head whose vocabulary is a part of it
+        self.target_ids: Tensor | None = getattr(self.model, "target_ids", None)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -109,10 +110,6 @@ class ModelRunner:
 
     def _keep_aux(self, place: int, module: nn.Module, args: Any, kwargs: Any) -> None:
         self._aux[place] = args[0] if args else kwargs["hidden_states"]
-
-    def to_target_ids(self, ids: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-        """Target-vocabulary ids of this model's ids: the same, but for a head with a reduced vocabulary."""
-        return ids if self._target_ids is None else self._target_ids[ids]
 
 
 _lent: dict[int, tuple[Any, str, int]] = {}  # id(config) -> config, its own attention, runners that use ours
