@@ -41,10 +41,14 @@ class KvPool:
         value: Float[Tensor, "t heads value_dim"],
     ) -> None:
         """Store the KV of `t` tokens of one layer. With `debug`, raises IndexError for a slot that is not there."""
-        if self.debug and bool(((slots < 0) | (slots >= self.num_slots)).any()):
-            raise IndexError(f"slots {slots.tolist()}: the pool has slots 0 to {self.num_slots - 1}")
+        self.check(slots)
         self.keys[layer].index_copy_(0, slots, key)
         self.values[layer].index_copy_(0, slots, value)
+
+    def check(self, slots: Int[Tensor, " t"]) -> None:
+        """With `debug`, raises IndexError for a slot that is not there; for whoever writes into the buffers."""
+        if self.debug and bool(((slots < 0) | (slots >= self.num_slots)).any()):
+            raise IndexError(f"slots {slots.tolist()}: the pool has slots 0 to {self.num_slots - 1}")
 
     def move(self, source: Int[Tensor, " t"], target: Int[Tensor, " t"]) -> None:
         """Copy slots to slots in all layers. Ranges may overlap: everything is gathered, then scattered."""
