@@ -414,3 +414,14 @@ def test_a_layer_is_nine_launches(device, monkeypatch):
     assert sum(products.values()) == 4
     ours = {name: n for name, n in more.items() if n and name not in products}
     assert ours == {"add_rms_norm": 2, "rotary_kv_write": 1, "attend_written": 1, "silu_mul": 1}
+
+
+def test_the_benchmark_runs_what_it_says(device, capsys):
+    from spec_v2.bench.fused import Shape, bench_kernels, bench_layers
+
+    shape = Shape("tiny", 32, 64, 4, 2, 8)
+    bench_kernels([shape], [3], device)
+    bench_layers([shape], [2], device, num_layers=2)
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 1 + 5 + 1 + 3, said
+    assert "4 modules fused" in said[-2]

@@ -86,6 +86,8 @@ def fuse_layers(model: nn.Module, *, on_cpu: bool = False) -> FusedReport:
             fused[module] = build(module)
         except Unfit as unfit:
             kept[names[module]] = str(unfit)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the module's own forward is right
+            kept[names[module]] = f"{type(error).__name__}: {error}"
     _link(decoder, fused)
     for module, forward in fused.items():
         module.forward = forward
