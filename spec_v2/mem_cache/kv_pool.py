@@ -46,9 +46,13 @@ class KvPool:
         value: Float[Tensor, "t heads value_dim"],
     ) -> None:
         """Store the KV of `t` tokens of one layer. With `debug`, raises IndexError for a slot that is not there."""
+        self.check(slots)
+        write_kv(self.keys[layer], self.values[layer], slots, key, value)
+
+    def check(self, slots: Int[Tensor, " t"]) -> None:
+        """With `debug`, raises IndexError for a slot that is not there; for whoever writes into the buffers."""
         if self.debug and bool(((slots < 0) | (slots >= self.num_slots)).any()):
             raise IndexError(f"slots {slots.tolist()}: the pool has slots 0 to {self.num_slots - 1}")
-        write_kv(self.keys[layer], self.values[layer], slots, key, value)
 
     def move(self, source: Int[Tensor, " t"], target: Int[Tensor, " t"]) -> None:
         """Copy slots to slots in all layers. Ranges may overlap: everything is gathered, then scattered."""

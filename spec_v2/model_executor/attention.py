@@ -52,10 +52,19 @@ class GeometryProbe:
 
     def __init__(self) -> None:
         self.layers: dict[int, LayerGeometry] = {}
+        self.options: dict[int, dict[str, Any]] = {}  # what each layer passes on to `attend_written`
         self.unknown: set[str] = set()
 
-    def record(self, layer: int, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> None:
+    @property
+    def geometry(self) -> tuple[LayerGeometry, ...]:
+        """Of all layers, in order."""
+        return tuple(self.layers[i] for i in sorted(self.layers))
+
+    def record(
+        self, layer: int, key: Tensor, value: Tensor, options: dict[str, Any], kwargs: dict[str, Any]
+    ) -> None:
         self.layers[layer] = LayerGeometry(key.shape[1], key.shape[3], value.shape[3])
+        self.options[layer] = options
         self.unknown |= {k for k, v in kwargs.items() if v is not None and k not in HONOURED | HARMLESS}
 
 
@@ -79,19 +88,39 @@ def slot_attention(
     what they mean in transformers. Raises RuntimeError without a `forward_batch`.
     """
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    options = {
+        "scaling": query.shape[-1] ** -0.5 if scaling is None else scaling,
+        "sliding_window": sliding_window,
+        "softcap": softcap,
+        "s_aux": s_aux,
+    }
     if isinstance(forward_batch, GeometryProbe):
-        forward_batch.record(layer, key, value, kwargs)
+        forward_batch.record(layer, key, value, options, kwargs)
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
     if not isinstance(forward_batch, ForwardBatch):
         raise NotOnSlots("this model runs on spec_v2's slots: call it through ModelRunner.forward")
 
+    key, value = key[0].transpose(0, 1), value[0].transpose(0, 1)
+    forward_batch.kv_pool.write(layer, forward_batch.out_slots, key, value)
+    return attend_written(layer, query[0].transpose(0, 1), forward_batch, **options)[None], None
+
+
+def attend_written(
+    layer: int,
+    query: Float[Tensor, "t heads key_dim"],
+    forward_batch: ForwardBatch,
+    *,
+    scaling: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Float[Tensor, " heads"] | None = None,
+) -> Float[Tensor, "t heads value_dim"]:
+    """Attend over slots, those of this forward's own tokens included: their KV has been written."""
     pool = forward_batch.kv_pool
-    pool.write(layer, forward_batch.out_slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
     out = []
     for group in forward_batch.groups:
         b, q = group.query_positions.shape
-        queries = query[0, :, group.start : group.end].unflatten(1, (b, q)).transpose(0, 1)
+        queries = query[group.start : group.end].unflatten(0, (b, q)).transpose(1, 2)
         keys, values = (gather(buffer[layer], group.key_slots) for buffer in (pool.keys, pool.values))
         if softcap is None and s_aux is None:
             attended = attend(queries, keys, values, group, scaling, sliding_window)
@@ -99,7 +128,7 @@ def slot_attention(
             mask = group.mask_for(sliding_window)[:, None]
             attended = attend_with_softcap_or_sinks(queries, keys, values, mask, scaling, softcap, s_aux)
         out.append(attended.transpose(1, 2).flatten(0, 1))
-    return (out[0] if len(out) == 1 else torch.cat(out))[None], None
+    return out[0] if len(out) == 1 else torch.cat(out)
 
 
 def gather(

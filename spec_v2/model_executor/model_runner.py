@@ -1,5 +1,7 @@
 """Runs a transformers causal LM, or a draft head with the same interface, on paged KV."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -8,7 +10,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from spec_v2.mem_cache.kv_pool import LayerGeometry
 from spec_v2.model_executor.attention import NAME, GeometryProbe, NotOnSlots, register
 from spec_v2.model_executor.forward_batch import ForwardBatch
 
@@ -53,7 +54,7 @@ class ModelRunner:
             keep = partial(self._keep_aux, place)
             self._hooks.append(layer.register_forward_pre_hook(keep, with_kwargs=True))
         try:
-            self.geometry = _probe_geometry(self.model, field)
+            self.geometry = probe_attention(self.model, field).geometry
         except BaseException:
             self.detach()
             raise
@@ -138,8 +139,22 @@ def _give_back(configs: list[Any]) -> None:
             config._attn_implementation = own
 
 
-def _probe_geometry(model: Any, field: str) -> tuple[LayerGeometry, ...]:
-    """Run two tokens through the model and see what each layer's attention is given."""
+@contextmanager
+def on_slots(model: Any) -> Iterator[None]:
+    """The model calls our attention while the context is open."""
+    register()
+    configs = _switch_attention(model)
+    try:
+        yield
+    finally:
+        _give_back(configs)
+
+
+def probe_attention(model: Any, field: str) -> GeometryProbe:
+    """Run two tokens through the model and see what each layer's attention is given.
+
+    The model must be on our attention. Raises ValueError where it wants something that we don't honour.
+    """
     name, config = type(model).__name__, model.config
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     kinds = {r.get("rope_type") for r in (rope, *rope.values()) if isinstance(r, dict)}
@@ -170,4 +185,4 @@ def _probe_geometry(model: Any, field: str) -> tuple[LayerGeometry, ...]:
             f"{field}={name}: {len(probe.layers)} of {num_layers} layers call transformers' attention "
             "interface; recurrent and custom layers are not supported, use an attention-only causal LM"
         )
-    return tuple(probe.layers[i] for i in range(num_layers))
+    return probe

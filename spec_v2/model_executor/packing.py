@@ -49,6 +49,11 @@ class _Share(nn.Module):
         return self._first[0].shares.pop(0)
 
 
+def packed_sizes(linear: Any) -> list[int] | None:
+    """Columns of each member, if `linear` is the first of a packed group (`linear.product` computes all)."""
+    return linear.sizes if isinstance(linear, _First) else None
+
+
 class _Reordered(nn.Module):
     """A linear layer whose weight is in oneDNN's own order."""
 
