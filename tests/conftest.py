@@ -4,9 +4,15 @@ Nothing here imports `spec_v2` at module level: the type-checking import hook mu
 """
 
 import importlib.util
+import os
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    # Triton reads this when it is imported, and half the suite may import it by way of transformers, so it is set
+    # here, before any test module. It concerns tests/kernels alone: the engine runs no kernel on a CPU.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 SCHEDULES = ("sync", "overlap")
 

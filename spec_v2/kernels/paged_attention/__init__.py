@@ -22,16 +22,15 @@ Online softmax: Milakov and Gimelshein 2018, arXiv 1805.02867; its tiled form: D
 keys: Flash-Decoding (Dao et al. 2023); tree masks: SpecInfer (Miao et al. 2023, arXiv 2305.09781).
 """
 
-import os
 from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from spec_v2.kernels import dispatch
 from spec_v2.kernels.paged_attention.reference import pack_visible_reference, paged_attention_reference
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -73,6 +72,8 @@ class PagedView:
     max_queries: int
     query_starts: Int[Tensor, " b+1"] | None = None
     window: TreeWindow | None = None
+    # where the splits of one layer meet; the next layer on the same stream meets there again
+    scratch: dict[tuple[int, ...], tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
 
     @property
     def window_len(self) -> int:
@@ -91,14 +92,16 @@ def paged_attention(
     softcap: float | None = None,
     sinks: Float[Tensor, " heads"] | None = None,
 ) -> Float[Tensor, "t heads value_dim"]:
-    """Attend. Any strides, but heads of `keys` and `values` lie in one piece.
+    """Attend. Any strides, but a head of `keys` or `values` and a row of the table lie in one piece.
 
     `sliding_window`: a query sees keys less than that many positions behind it. The result does not depend on
     the other requests of the batch as long as the number of splits is the same, and is the same bits every time.
     float64 and other devices take the reference. Raises ValueError for sizes or dtypes that don't fit.
     """
     _check(query, keys, values, view)
-    if (query.is_cuda or INTERPRETED) and query.dtype in KERNEL_DTYPES:
+    if scaling <= 0 or (softcap is not None and softcap <= 0):
+        raise ValueError(f"scaling={scaling}, softcap={softcap}: both must be positive")
+    if dispatch.runs_triton(query) and query.dtype in KERNEL_DTYPES:
         from spec_v2.kernels.paged_attention.triton_kernel import paged_attention_triton
 
         return paged_attention_triton(query, keys, values, view, scaling, sliding_window, softcap, sinks)
@@ -112,7 +115,7 @@ def pack_visible(
     sliding_window: int | None = None,
 ) -> Int[Tensor, "b q words"]:
     """A window's mask as int64 words, narrowed to what a sliding window leaves of it. Any strides."""
-    if visible.is_cuda or INTERPRETED:
+    if dispatch.runs_triton(visible):
         from spec_v2.kernels.paged_attention.pack_kernel import pack_visible_triton
 
         return pack_visible_triton(visible, query_positions, window_positions, sliding_window)
@@ -124,12 +127,17 @@ def _check(query: Tensor, keys: Tensor, values: Tensor, view: PagedView) -> None
         raise ValueError(f"heads={query.shape[1]} is not a multiple of kv_heads={keys.shape[1]}")
     if not query.dtype == keys.dtype == values.dtype:
         raise ValueError(f"query is {query.dtype}, keys {keys.dtype}, values {values.dtype}: give one dtype")
-    if keys.stride(2) != 1 or values.stride(2) != 1:
-        raise ValueError("keys and values must have heads in one piece (stride 1): the pool is transposed")
+    if keys.stride(2) != 1 or values.stride(2) != 1 or view.table.stride(1) != 1:
+        raise ValueError(
+            f"strides of keys are {keys.stride()}, of values {values.stride()}, of the row table {view.table.stride()}: "
+            "the last must be 1"
+        )
     if view.query_starts is None and len(query) != len(view.rows) * view.max_queries:
         raise ValueError(
             f"query has {len(query)} tokens, but {len(view.rows)} requests have max_queries={view.max_queries} each; "
             "give query_starts where they differ"
         )
     if view.query_starts is not None and view.window is not None:
-        raise ValueError("a tree window has the same number of queries in each request: leave query_starts out")
+        raise ValueError(
+            "a tree window has the same number of queries in each request: leave query_starts out"
+        )

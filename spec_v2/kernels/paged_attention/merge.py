@@ -4,6 +4,7 @@ Always in the order of the splits, so the result is the same bits whichever spli
 """
 
 import math
+from typing import no_type_check
 
 import triton
 import triton.language as tl
@@ -12,8 +13,9 @@ LOG2E = tl.constexpr(math.log2(math.e))
 
 
 @triton.jit
+@no_type_check
 def normalise(acc, top, total, sinks_ptr, head):
-    """Weighted values to their mean; a sink takes its share and gives nothing. Nothing seen: 0."""
+    """Weighted values to their mean; a sink takes its share and gives nothing. Nothing seen: 0. `top`: to base 2."""
     if sinks_ptr is not None:
         sink = tl.load(sinks_ptr + head).to(tl.float32) * LOG2E
         total += tl.exp2(sink - tl.where(top == float("-inf"), 0.0, top))
@@ -21,8 +23,9 @@ def normalise(acc, top, total, sinks_ptr, head):
 
 
 @triton.jit
+@no_type_check
 def merge_tile(
-    parts_ptr, stats_ptr, tile_index, num_splits, used, exists,
+    parts_ptr, stats_ptr, tile_index, num_splits, used, exists, to_base_2,
     BLOCK_M: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """All splits of one tile, by the program that finished last. Reads past the L1 cache, which others don't share."""
@@ -40,7 +43,7 @@ def merge_tile(
         )
         new_top = tl.maximum(top, part_top)
         finite_top = tl.where(new_top == float("-inf"), 0.0, new_top)
-        fade, share = tl.exp2(top - finite_top), tl.exp2(part_top - finite_top)
+        fade, share = tl.exp2((top - finite_top) * to_base_2), tl.exp2((part_top - finite_top) * to_base_2)
         total = total * fade + part_total * share
         acc = acc * fade[:, None] + part * share[:, None]
         top = new_top
@@ -48,6 +51,7 @@ def merge_tile(
 
 
 @triton.jit(do_not_specialize=["num_queries", "num_splits"])
+@no_type_check
 def merge_kernel(
     parts_ptr,  # [tiles, num_splits, BLOCK_M, BLOCK_DV]
     stats_ptr,  # [tiles, num_splits, BLOCK_M, 2]
@@ -57,6 +61,7 @@ def merge_kernel(
     out_ptr,  # [t, KV_HEADS * GROUP, VALUE_DIM], out
     num_queries,
     num_splits,
+    to_base_2,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     VALUE_DIM: tl.constexpr,
@@ -94,12 +99,12 @@ def merge_kernel(
         part = tl.load(parts_ptr + place[:, None] * BLOCK_DV + dv, mask=(split < used)[:, None], other=0.0)
         new_top = tl.maximum(top, tl.max(part_top, 0))
         finite_top = tl.where(new_top == float("-inf"), 0.0, new_top)
-        fade, share = tl.exp2(top - finite_top), tl.exp2(part_top - finite_top)
+        fade, share = tl.exp2((top - finite_top) * to_base_2), tl.exp2((part_top - finite_top) * to_base_2)
         total = total * fade + tl.sum(part_total * share, 0)
         acc = acc * fade[:, None] + tl.sum(part * share[:, None], 0)[None, :]
         top = new_top
 
     head = kv_head * GROUP + pair % GROUP
-    out = normalise(acc, top, total, sinks_ptr, head)
+    out = normalise(acc, top * to_base_2, total, sinks_ptr, head)
     row = (first_query + pair // GROUP) * (KV_HEADS * GROUP) + head
     tl.store(out_ptr + row * VALUE_DIM + dv, out.to(out_ptr.dtype.element_ty), mask=dv < VALUE_DIM)

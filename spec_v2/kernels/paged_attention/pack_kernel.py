@@ -1,5 +1,7 @@
 """A window's mask as bits: one program per word."""
 
+from typing import no_type_check
+
 import torch
 import triton
 import triton.language as tl
@@ -7,6 +9,7 @@ from torch import Tensor
 
 
 @triton.jit(do_not_specialize=["num_queries", "window_len"])
+@no_type_check
 def pack_kernel(
     visible_ptr,  # [b, q, win]
     query_positions_ptr,  # [b, q]

@@ -5,7 +5,7 @@ which read the same keys. Programs of axis 1 share a tile's keys between them; `
 """
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, no_type_check
 
 import torch
 import triton
@@ -23,38 +23,66 @@ MIN_SPLIT_BLOCKS = tl.constexpr(4)
 
 
 @triton.jit
+@no_type_check
 def tanh(x):
-    """By exponentials away from 0, by its series near 0, where they would cancel."""
-    e = tl.exp2(tl.abs(x) * (-2 * LOG2E))
-    far = (1 - e) / (1 + e)
+    """By its series near 0, where exponentials would cancel."""
     y = x * x
-    near = x * (1 + y * (-1 / 3 + y * (2 / 15 + y * (-17 / 315 + y * (62 / 2835)))))
-    return tl.where(y < 0.06, near, tl.where(x < 0, -far, far))
+    near = 62 / 2835 + y * (-1382 / 155925 + y * (21844 / 6081075 + y * (-929569 / 638512875)))
+    near = x * (1 + y * (-1 / 3 + y * (2 / 15 + y * (-17 / 315 + y * near))))
+    e = tl.exp2(tl.abs(x) * (-2 * LOG2E))
+    far = 1 - 2 * e / (1 + e)
+    return tl.where(y < 0.25, near, tl.where(x < 0, -far, far))
 
 
 @triton.jit
+@no_type_check
+def one_word(words_ptr, index, WORDS: tl.constexpr):
+    inside = (index >= 0) & (index < WORDS)
+    word = tl.load(words_ptr + tl.minimum(tl.maximum(index, 0), WORDS - 1))
+    return tl.where(inside, word, 0).to(tl.uint64, bitcast=True)
+
+
+@triton.jit
+@no_type_check
+def window_bits(word, words_ptr, offset, WORDS: tl.constexpr):
+    """[BLOCK_M], 32 bits: bit `c` is window token `offset + c`; 0 before the window and behind it."""
+    if WORDS == 1:  # loaded already
+        shift = tl.minimum(tl.abs(offset), 63).to(tl.uint64)
+        moved = tl.where(offset >= 0, word >> shift, word << shift)
+        moved = tl.where(tl.abs(offset) < 64, moved, 0)
+    else:
+        index = offset >> 6  # rounds down
+        shift = (offset & 63).to(tl.uint64)
+        high = one_word(words_ptr, index + 1, WORDS)
+        # by 1 and then by the rest: no shift is as wide as the word
+        moved = (one_word(words_ptr, index, WORDS) >> shift) | ((high << 1) << (63 - shift))
+    return moved.to(tl.uint32)
+
+
+@triton.jit
+@no_type_check
 def visible_keys(
-    at, prefix, position, word, words_ptr, window_len,
-    WORDS: tl.constexpr, SLIDING_WINDOW: tl.constexpr,
+    block_start, prefix, position, word, words_ptr,
+    BLOCK_N: tl.constexpr, WORDS: tl.constexpr, SLIDING_WINDOW: tl.constexpr,
 ):  # fmt: skip
     """[BLOCK_M, BLOCK_N]: does the pair see the key? Only for blocks that not all of the tile sees whole."""
-    key = at[None, :]
-    near = key <= position[:, None]  # for a tree: of the prefix, to which this always applies
+    column = tl.arange(0, BLOCK_N)[None, :]
+    key = block_start + column
+    near = key <= position[:, None]
     if SLIDING_WINDOW > 0:
         near = near & (key > position[:, None] - SLIDING_WINDOW)
     if WORDS == 0:
         return near
-    node = at - prefix
-    in_window = (node >= 0) & (node < window_len)
-    if WORDS > 1:
-        word = tl.load(words_ptr[:, None] + (node >> 6)[None, :], mask=in_window[None, :], other=0)
-    else:
-        word = word[:, None]
-    seen = (word >> (node & 63).to(tl.int64)[None, :]) & 1
-    return ((node < 0)[None, :] & near) | (in_window[None, :] & (seen != 0))
+    bits = window_bits(word, words_ptr, block_start - prefix, WORDS)[:, None]
+    for first in tl.static_range(32, BLOCK_N, 32):
+        more_bits = window_bits(word, words_ptr, block_start - prefix + first, WORDS)[:, None]
+        bits = tl.where(column < first, bits, more_bits)
+    in_tree = (bits >> (column & 31).to(tl.uint32)) & 1 != 0
+    return ((key < prefix) & near) | in_tree
 
 
 @triton.jit(do_not_specialize=["table_width", "num_queries", "window_len", "num_splits"])
+@no_type_check
 def attention_kernel(
     query_ptr,  # [t, KV_HEADS * GROUP, KEY_DIM]
     keys_ptr,  # [num_slots, KV_HEADS, KEY_DIM]
@@ -72,8 +100,8 @@ def attention_kernel(
     counts_ptr,  # [tiles]: splits in use, out; if FUSED splits done, 0 before and after
     query_stride_t, query_stride_h, key_stride_s, key_stride_h, value_stride_s, value_stride_h,
     table_stride, table_width, num_queries, window_len, num_splits,
-    scale,  # to base-2 logits; with SOFTCAP to the argument of tanh
-    softcap,  # in base-2 logits
+    into_tanh,  # scaling / softcap, with SOFTCAP
+    to_base_2,  # what a product, with SOFTCAP a tanh, is multiplied by for an exponent of 2; positive
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DK: tl.constexpr, BLOCK_DV: tl.constexpr,
     WORDS: tl.constexpr,  # int64 words of a tree mask; 0: causal
@@ -83,7 +111,9 @@ def attention_kernel(
 ):  # fmt: skip
     num_tiles = tl.num_programs(0) // KV_HEADS
     kv_head = tl.program_id(0) % KV_HEADS  # neighbours read neighbouring heads of the same slots
-    tile = num_tiles - 1 - tl.program_id(0) // KV_HEADS  # of causal tiles the last has most to do: it starts first
+    tile = (
+        num_tiles - 1 - tl.program_id(0) // KV_HEADS
+    )  # of causal tiles the last has most to do: it starts first
     split = tl.program_id(1)
     i = tl.program_id(2)
 
@@ -123,7 +153,8 @@ def attention_kernel(
     word = position
     if WORDS > 0:
         words_ptr = bits_ptr + pair_row * WORDS
-        word = tl.load(words_ptr)
+        if WORDS == 1:
+            word = tl.load(words_ptr).to(tl.uint64, bitcast=True)
 
     # this split's share of them
     used = 1
@@ -162,20 +193,23 @@ def attention_kernel(
         slots = (slots.to(tl.int64) if WIDE else slots)[:, None]
 
         key = tl.load(head_keys + slots * key_stride_s, mask=dk < KEY_DIM, other=0.0)
-        logits = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        # Scaled behind the subtraction of the largest, where there is less to round.
+        logits = tl.dot(query, tl.trans(key), input_precision="ieee")
         if SOFTCAP:
-            logits = tanh(logits) * softcap
+            logits = tanh(logits * into_tanh)
         partly_hidden = block_start + BLOCK_N > all_see
         if SLIDING_WINDOW > 0:
             partly_hidden = partly_hidden | (block_start <= highest - SLIDING_WINDOW)
         if partly_hidden:
-            seen = visible_keys(at, prefix, position, word, words_ptr, window_len, WORDS, SLIDING_WINDOW)
+            seen = visible_keys(
+                block_start, prefix, position, word, words_ptr, BLOCK_N, WORDS, SLIDING_WINDOW
+            )
             logits = tl.where(seen, logits, float("-inf"))
 
         new_top = tl.maximum(top, tl.max(logits, 1))
         finite_top = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weights = tl.exp2(logits - finite_top[:, None])
-        fade = tl.exp2(top - finite_top)
+        weights = tl.exp2((logits - finite_top[:, None]) * to_base_2)
+        fade = tl.exp2((top - finite_top) * to_base_2)
         top = new_top
         total = total * fade + tl.sum(weights, 1)
         # Beyond the keys lies unused KV: its weight is 0, and 0 * NaN is NaN.
@@ -198,12 +232,20 @@ def attention_kernel(
                 if finished:
                     tl.store(counts_ptr + tile_index, 0)
                     acc, top, total = merge_tile(
-                        parts_ptr, stats_ptr, tile_index, num_splits, used, exists, BLOCK_M, BLOCK_DV
+                        parts_ptr,
+                        stats_ptr,
+                        tile_index,
+                        num_splits,
+                        used,
+                        exists,
+                        to_base_2,
+                        BLOCK_M,
+                        BLOCK_DV,
                     )
         if not FUSED and split == 0:
             tl.store(counts_ptr + tile_index, used)
     if finished:
-        out = normalise(acc, top, total, sinks_ptr, head)
+        out = normalise(acc, top * to_base_2, total, sinks_ptr, head)
         out_row = pair_row * (KV_HEADS * GROUP) + head
         tl.store(
             out_ptr + out_row[:, None] * VALUE_DIM + dv,
@@ -243,24 +285,25 @@ def paged_attention_triton(
         max_keys = view.max_prefix_len + view.window_len
         max_keys = min(max_keys, (sliding_window or max_keys) + view.window_len)
         num_splits = choose_splits(tiles, max_keys, num_sms(device))
-    parts = stats = counts = None
+    parts, stats, counts = (None,) * 3
     if num_splits > 1:
-        parts = torch.empty(tiles, num_splits, block_m, block_dv, dtype=torch.float32, device=device)
-        stats = torch.empty(tiles, num_splits, block_m, 2, dtype=torch.float32, device=device)
-        counts = torch.zeros(tiles, dtype=torch.int32, device=device)
+        parts, stats, counts = scratch(view, (tiles, num_splits, block_m, block_dv), tiling.fused)
 
     query = query if query.stride(2) == 1 else query.contiguous()
-    window = view.window
-    bits = None if window is None else window.bits(sliding_window)
-    scale = scaling * LOG2E.value if softcap is None else scaling / softcap
+    rows, prefix_lens = view.rows.contiguous(), view.prefix_lens.contiguous()
+    query_starts = None if view.query_starts is None else view.query_starts.contiguous()
+    bits = positions = None
+    if view.window is not None:
+        bits, positions = view.window.bits(sliding_window), view.window.query_positions.contiguous()
+    into_tanh = 0.0 if softcap is None else scaling / softcap
+    to_base_2 = (scaling if softcap is None else softcap) * LOG2E.value
     farthest = max((keys.shape[0] - 1) * keys.stride(0), (values.shape[0] - 1) * values.stride(0))
     attention_kernel[(kv_heads * tiles_per_head, num_splits, b)](
-        query, keys, values, view.table, view.rows, view.prefix_lens, view.query_starts,
-        bits, None if window is None else window.query_positions.contiguous(), sinks,
+        query, keys, values, view.table, rows, prefix_lens, query_starts, bits, positions, sinks,
         out, parts, stats, counts,
         query.stride(0), query.stride(1), keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
         view.table.stride(0), view.table.shape[1], view.max_queries, view.window_len, num_splits,
-        scale, (softcap or 0.0) * LOG2E.value,
+        into_tanh, to_base_2,
         KV_HEADS=kv_heads, GROUP=group, KEY_DIM=key_dim, VALUE_DIM=value_dim,
         BLOCK_M=block_m, BLOCK_N=tiling.block_n, BLOCK_DK=block_dk, BLOCK_DV=block_dv,
         WORDS=0 if bits is None else bits.shape[2], SLIDING_WINDOW=sliding_window or 0,
@@ -269,9 +312,23 @@ def paged_attention_triton(
     )  # fmt: skip
     if num_splits > 1 and not tiling.fused:
         merge_kernel[(kv_heads * tiles_per_head, block_m, b)](
-            parts, stats, counts, view.query_starts, sinks, out, view.max_queries, num_splits,
+            parts, stats, counts, query_starts, sinks, out, view.max_queries, num_splits, to_base_2,
             KV_HEADS=kv_heads, GROUP=group, VALUE_DIM=value_dim,
             BLOCK_M=block_m, BLOCK_DV=block_dv, BLOCK_S=min(16, triton.next_power_of_2(num_splits)),
             num_warps=2,
         )  # fmt: skip
     return out
+
+
+def scratch(
+    view: "PagedView", shape: tuple[int, int, int, int], fused: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the splits of a layer meet: partial values, statistics, counts. The forward's layers take turns."""
+    if (*shape, fused) not in view.scratch:
+        device = view.table.device
+        view.scratch[*shape, fused] = (
+            torch.empty(shape, dtype=torch.float32, device=device),
+            torch.empty(*shape[:3], 2, dtype=torch.float32, device=device),
+            torch.zeros(shape[0], dtype=torch.int32, device=device),
+        )
+    return view.scratch[*shape, fused]
