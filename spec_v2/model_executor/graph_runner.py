@@ -10,15 +10,17 @@ from the host, mostly) has a twin on the device that is filled before a replay, 
 Batches are padded to the sizes of the capture list, by `padded_size` alone; the rows that fill them up are row 0.
 """
 
+import logging
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+_LOG = logging.getLogger("spec_v2")
 MAX_VARIANTS = 16
 """Recordings of one launch that differ only in where they read; beyond it the function is called."""
 
@@ -37,14 +39,19 @@ def padded_size(num_requests: int, sizes: Sequence[int]) -> int | None:
 
 @dataclass(slots=True)
 class Recording:
-    """One launch at one size: `feeds` are (place among the leaves, twin), `read_in_place` the leaves read directly."""
+    """One launch at one size: `feeds` are (place among the leaves, twin), `read_in_place` the leaves read directly.
 
-    replay: Callable[[], None]
-    outputs: Any
+    `inputs`: the arguments with twins in their places. `replay` is None until it is recorded, `args` are those of the
+    newest call.
+    """
+
+    inputs: list[Any]
     feeds: list[tuple[int, Tensor]]
     read_in_place: list[tuple[int, Tensor]]
-    fed: dict[int, Tensor]
-    args: tuple[Any, ...]
+    fed: dict[int, Tensor] = field(default_factory=dict)
+    args: tuple[Any, ...] = ()
+    replay: Callable[[], None] | None = None
+    outputs: Any = None
 
 
 class GraphRunner(ABC):
@@ -57,6 +64,7 @@ class GraphRunner(ABC):
         self._recordings: dict[Any, list[Recording]] = {}
         self._newest: dict[Any, Recording] = {}  # by launch: most steps repeat the last one
         self._owned: dict[int, Tensor] = {}  # outputs of recordings, which never move
+        self._refused: dict[Any, bool] = {}
 
     @abstractmethod
     def capture(self, fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Callable[[], None], Any]:
@@ -74,15 +82,21 @@ class GraphRunner(ABC):
             leaves: list[Any] = []
             key = (name, *(_describe(arg, leaves) for arg in args))
             first = self._seen.get(key)
-            if first is None:  # once as it is: libraries set themselves up, kernels are compiled
+            if first is None:  # once as it is, to see which tensors stay
                 self._seen[key] = leaves
                 return fn(*args)
-            recording = self._find(key, leaves) or self._record(key, fn, args, leaves, first)
+            recording = self._find(key, leaves)
             if recording is None:
+                recording = self._prepare(key, args, leaves, first)
+                # once on the very tensors that a recording will read: kernels are compiled for their alignment
+                return fn(*args) if recording is None else fn(*recording.inputs)
+            stays = self._feed(recording, leaves)
+            if recording.replay is None and not self._record(recording, fn):
                 return fn(*args)
-            if self._feed(recording, leaves):
+            if stays:
                 recording.args = tuple(args)
                 self._newest[name] = recording
+        assert recording.replay is not None
         recording.replay()
         return recording.outputs
 
@@ -94,9 +108,10 @@ class GraphRunner(ABC):
                 return recording
         return None
 
-    def _record(
-        self, key: Any, fn: Callable[..., Any], args: Sequence[Any], leaves: list[Any], first: list[Any]
+    def _prepare(
+        self, key: Any, args: Sequence[Any], leaves: list[Any], first: list[Any]
     ) -> Recording | None:
+        """A recording's inputs: what it will read in place, and twins of all other tensors."""
         variants = self._recordings.setdefault(key, [])
         if len(variants) == MAX_VARIANTS:
             return None
@@ -113,13 +128,25 @@ class GraphRunner(ABC):
                 feeds.append((place, twin))
                 twins.append(twin)
         remaining = iter(twins)
-        replay, outputs = self.capture(fn, [_substitute(arg, remaining) for arg in args])
+        recording = Recording([_substitute(arg, remaining) for arg in args], feeds, in_place)
+        variants.append(recording)
+        return recording
+
+    def _record(self, recording: Recording, fn: Callable[..., Any]) -> bool:
+        """Capture; False where that failed, and the launch runs as it is from then on."""
+        if self._refused.get(_identity(fn)):
+            return False
+        try:
+            recording.replay, recording.outputs = self.capture(fn, recording.inputs)
+        except RuntimeError as error:
+            self._refused[_identity(fn)] = True
+            _LOG.warning("%s could not be recorded and runs as it is: %s", _name(fn), error)
+            return False
         self.num_captures += 1
         owned: list[Any] = []
-        _describe(outputs, owned)
+        _describe(recording.outputs, owned)
         self._owned |= {id(tensor): tensor for tensor in owned}
-        variants.append(Recording(replay, outputs, feeds, in_place, {}, tuple(args)))
-        return variants[-1]
+        return True
 
     def _feed(self, recording: Recording, leaves: list[Any]) -> bool:
         """Fill the twins. True where the same arguments need no feeding again: host tensors are never rewritten."""
@@ -138,6 +165,10 @@ def _identity(fn: Callable[..., Any]) -> Any:
     """A bound method is made anew at each access: name it by what it is made of."""
     owner = getattr(fn, "__self__", None)
     return (getattr(fn, "__func__", fn), id(owner)) if owner is not None else (fn, 0)
+
+
+def _name(fn: Callable[..., Any]) -> str:
+    return getattr(fn, "__qualname__", repr(fn))
 
 
 def _describe(value: Any, leaves: list[Any]) -> Any:
