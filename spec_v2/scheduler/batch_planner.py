@@ -18,6 +18,7 @@ from spec_v2.types import CountReset, ForwardMode, PromptStaging
 
 KEY_BLOCK = 64
 SMALLEST_BOUND = 512
+TOKENS_AHEAD = 32
 
 
 # What one more token costs in a decode step, in steps of one token. On two CPU cores a 135M model's step took 1.3 times
@@ -81,8 +82,12 @@ class BatchPlanner:
         if not keep:
             self.running_batch = None
             return None
+        ahead = self._pages_ahead(len(keep))
         for req in keep:
-            self._own(req, self._decode_pages(req))
+            needed = self._decode_pages(req)
+            if needed > len(req.pages):
+                most = self._pages_for(len(req.prompt_ids) + req.max_new_tokens)
+                self._own(req, max(needed, min(needed + ahead, most)))
         batch.drafts_pay = not self.server_args.speculative_adaptive or self._drafts_pay(keep)
         # what each step in flight may add to a length that the host knows
         self.widths.append(self.server_args.accept_width if batch.drafts_pay else 1)
@@ -229,6 +234,12 @@ class BatchPlanner:
 
     def _decode_pages(self, req: Request) -> int:
         return max(self._pages_for(req.kv_committed_len), len(req.pages))
+
+    def _pages_ahead(self, num_requests: int) -> int:
+        """Pages to take beyond what a step needs, so that the row table is not written in every step; only of a pool
+        that has far more."""
+        pages = self.cache.pages.ceil_pages(TOKENS_AHEAD)
+        return pages if self.cache.pages.num_free >= 8 * pages * num_requests else 0
 
     def _own(self, req: Request, num_pages: int) -> None:
         missing = num_pages - len(req.pages)

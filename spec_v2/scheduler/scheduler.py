@@ -234,8 +234,10 @@ def copy_to_host(packed: PackedVerdict) -> HostVerdict:
     def download(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.device.type == "cpu":
             return tensor
+        if not tensor.numel():
+            return torch.empty(tensor.shape, dtype=tensor.dtype)
         pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        return pinned.copy_(tensor, non_blocking=True) if tensor.numel() else pinned
+        return pinned.copy_(tensor, non_blocking=True)
 
     integers, logprobs = download(packed.integers), packed.logprobs
     return HostVerdict(
