@@ -17,14 +17,17 @@ LARGEST_ID = tl.constexpr(1 << 30)  # ids from here on stand for places of the l
 @triton.jit
 @no_type_check
 def order_key(x):
-    """An integer with the order of `x`, as torch.argmax has it: -0 equals 0, NaN is largest. Never the least integer."""
-    x = tl.where(x == 0, 0.0, x)
+    """A signed integer as wide as `x`, in the order of torch.argmax: -0 equals 0, NaN is largest. Never the least one."""
     if x.dtype == tl.float64:
-        bits = x.to(tl.int64, bitcast=True)
+        bits = tl.where(x == 0, 0.0, x).to(tl.int64, bitcast=True)
         key = tl.where(x != x, 0x7FFFFFFFFFFFFFFF, bits ^ ((bits >> 63) & 0x7FFFFFFFFFFFFFFF))
-    else:
-        bits = x.to(tl.int32, bitcast=True)
+    elif x.dtype == tl.float32:
+        bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)
         key = tl.where(x != x, 0x7FFFFFFF, bits ^ ((bits >> 31) & 0x7FFFFFFF))
+    else:  # 16 bits, in an int32
+        wide = x.to(tl.float32)
+        bits = tl.where(wide == 0, 0.0, wide).to(x.dtype).to(tl.int16, bitcast=True).to(tl.int32)
+        key = tl.where(wide != wide, 0x7FFF, bits ^ ((bits >> 31) & 0x7FFF))
     return key
 
 
