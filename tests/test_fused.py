@@ -247,7 +247,20 @@ def another_residual(layer):
     layer.__class__ = Other
 
 
+def another_residual_inside(layer):
+    own = type(layer)
+
+    class Other(own):
+        def forward(self, hidden_states, **kwargs):
+            attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)
+            hidden_states = 1.01 * hidden_states + attended
+            return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
+
+    layer.__class__ = Other
+
+
 CHANGES = {
+    "residual inside": (another_residual_inside, "post_attention_layernorm reads something else"),
     "input norm": (scaled("input_layernorm"), "gives other numbers"),
     "attention": (scaled("self_attn"), "self_attn gives other numbers"),
     "norm after it": (scaled("post_attention_layernorm"), "gives other numbers"),
@@ -302,6 +315,13 @@ def test_a_wrong_kernel_is_noticed(part, monkeypatch, device):
     assert_same_run(run(model, device), want, 2e-6)
 
 
+def test_keys_and_values_that_are_not_written_are_noticed(monkeypatch, device):
+    """The slots hold the right ones already, from the forward that was recorded."""
+    monkeypatch.setattr(fused_module, "rotary_kv_write", lambda query, *args: query.contiguous())
+    report = fuse_layers(build("smollm3", no_rope_layers=[0, 0]).to(device), on_cpu=True)
+    assert "keys gives other numbers" in report.kept["model.layers.0"], report
+
+
 def test_a_model_that_is_refused_is_left_alone(device):
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     model = build("llama", rope_parameters=rope).to(device)
@@ -321,6 +341,25 @@ def test_without_slots_the_model_is_transformers_own(device):
     run(model, device)
     torch.testing.assert_close(model(input_ids=ids).logits, want, rtol=1e-12, atol=1e-12)
     assert model.config._attn_implementation != "spec_v2"
+
+
+def test_rows_of_positions_are_transformers_own_too(device):
+    model = copy.deepcopy(tiny.llama(device))
+    ids = torch.tensor([tiny.random_prompt(1, 9), tiny.random_prompt(2, 9)], device=device)
+    positions = torch.stack([torch.arange(9), 2 * torch.arange(9)]).to(device)
+    want = model(input_ids=ids, position_ids=positions).logits
+    fuse_layers(model, on_cpu=True)
+    got = model(input_ids=ids, position_ids=positions).logits
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+def test_a_debugged_pool_checks_the_slots(monkeypatch, device):
+    model = copy.deepcopy(tiny.llama(device))
+    fuse_layers(model, on_cpu=True)
+    checked = []
+    monkeypatch.setattr(KvPool, "check", lambda pool, slots: checked.append(slots))
+    run(model, device)
+    assert len(checked) == model.config.num_hidden_layers
 
 
 def test_a_copy_has_weights_of_its_own(device):
