@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spec_v2 import SamplingParams
+from spec_v2.bench.fused import Shape, bench_kernels, bench_layers, model_step
 from spec_v2.mem_cache.kv_pool import KvPool, RowTable
 from spec_v2.model_executor import fused as fused_module
 from spec_v2.model_executor.forward_batch import extend_forward_batch
@@ -74,6 +75,11 @@ def run(model, device, aux_layers=(), dtype=None):
         runner.detach()
 
 
+def rounding(device):
+    """What two layers in float32 may differ by: a GPU's packed products sum in another order."""
+    return 2e-6 if device.type == "cpu" else 2e-5
+
+
 def assert_same_run(one, other, tolerance):
     for got, want in zip(one[1], other[1], strict=True):
         torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
@@ -94,7 +100,7 @@ def test_families(family, device):
     assert len(report.fused) == count, report
     has_experts = "moe" in family
     assert set(report.kept) == ({f"model.layers.{i}.mlp" for i in (0, 1)} if has_experts else set())
-    assert_same_run(run(fused, device), run(model, device), 2e-6)
+    assert_same_run(run(fused, device), run(model, device), rounding(device))
 
 
 def test_float64_to_the_last_digits(device):
@@ -117,6 +123,34 @@ def test_half_precision_on_a_cpu_is_bit_for_bit_torchs(dtype):
     got, want = run(fused, device), run(packed, device)
     assert torch.equal(got[0].logits, want[0].logits)
     assert all(map(torch.equal, got[1], want[1]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["llama", "qwen3", "smollm3"])
+def test_bf16_on_a_gpu(family):
+    device = torch.device("cuda")
+    model = build(family, torch.bfloat16, **FAMILIES[family][0]).to(device)
+    fused = copy.deepcopy(model)
+    report = fuse_layers(fused)
+    assert len(report.fused) == 4, report
+    got, want = (run(m, device)[0].logits.float() for m in (fused, model))
+    assert float((got - want).norm()) <= 0.05 * float(want.norm())
+
+
+@pytest.mark.gpu
+@torch.no_grad()
+def test_a_captured_step_is_the_step():
+    device = torch.device("cuda")
+    shape = Shape("tiny", 64, 96, 4, 2, 16)
+    step = model_step(shape, 3, fuse=True, num_layers=2, dtype=torch.bfloat16, device=device)
+    step()  # compiles
+    right = step().logits.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    captured.logits.zero_()
+    graph.replay()
+    assert torch.equal(captured.logits, right)
 
 
 def test_inputs_of_layers_and_the_last_hidden_states_are_still_to_be_seen(device):
@@ -196,7 +230,7 @@ def test_a_family_that_computes_something_else_is_kept(family, device):
     assert not [name for name in report.fused if "layers" in name]
     for i in range(2):
         assert re.search(reason, report.kept[f"model.layers.{i}"]), report
-    assert_same_run(run(fused, device), run(model, device), 2e-6)
+    assert_same_run(run(fused, device), run(model, device), rounding(device))
 
 
 @pytest.mark.parametrize("family", UNSEEN)
@@ -247,7 +281,20 @@ def another_residual(layer):
     layer.__class__ = Other
 
 
+def another_residual_inside(layer):
+    own = type(layer)
+
+    class Other(own):
+        def forward(self, hidden_states, **kwargs):
+            attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)
+            hidden_states = 1.01 * hidden_states + attended
+            return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
+
+    layer.__class__ = Other
+
+
 CHANGES = {
+    "residual inside": (another_residual_inside, "post_attention_layernorm reads something else"),
     "input norm": (scaled("input_layernorm"), "gives other numbers"),
     "attention": (scaled("self_attn"), "self_attn gives other numbers"),
     "norm after it": (scaled("post_attention_layernorm"), "gives other numbers"),
@@ -269,7 +316,7 @@ def test_a_changed_module_is_noticed_and_its_neighbours_are_fused(change, device
     assert list(report.kept) == ["model.layers.1"], report
     assert reason in report.kept["model.layers.1"]
     assert {"model.layers.0", "model.layers.2", "model.norm"} <= set(report.fused)
-    assert_same_run(run(fused, device), run(model, device), 2e-6)
+    assert_same_run(run(fused, device), run(model, device), rounding(device))
 
 
 def test_another_activation_stays_in_a_fused_layer(device):
@@ -279,7 +326,7 @@ def test_another_activation_stays_in_a_fused_layer(device):
     report = fuse_layers(fused, on_cpu=True)
     assert report.kept == {"model.layers.1.mlp": "its activation is GELU, not SiLU"}
     assert len(report.fused) == 4
-    assert_same_run(run(fused, device), run(model, device), 2e-6)
+    assert_same_run(run(fused, device), run(model, device), rounding(device))
 
 
 WRONG = {
@@ -299,7 +346,14 @@ def test_a_wrong_kernel_is_noticed(part, monkeypatch, device):
     want = run(copy.deepcopy(model), device)
     report = fuse_layers(model, on_cpu=True)
     assert {"model.layers.0", "model.layers.1"} <= set(report.kept), report
-    assert_same_run(run(model, device), want, 2e-6)
+    assert_same_run(run(model, device), want, rounding(device))
+
+
+def test_keys_and_values_that_are_not_written_are_noticed(monkeypatch, device):
+    """The slots hold the right ones already, from the forward that was recorded."""
+    monkeypatch.setattr(fused_module, "rotary_kv_write", lambda query, *args: query.contiguous())
+    report = fuse_layers(build("smollm3", no_rope_layers=[0, 0]).to(device), on_cpu=True)
+    assert "keys gives other numbers" in report.kept["model.layers.0"], report
 
 
 def test_a_model_that_is_refused_is_left_alone(device):
@@ -321,6 +375,25 @@ def test_without_slots_the_model_is_transformers_own(device):
     run(model, device)
     torch.testing.assert_close(model(input_ids=ids).logits, want, rtol=1e-12, atol=1e-12)
     assert model.config._attn_implementation != "spec_v2"
+
+
+def test_rows_of_positions_are_transformers_own_too(device):
+    model = copy.deepcopy(tiny.llama(device))
+    ids = torch.tensor([tiny.random_prompt(1, 9), tiny.random_prompt(2, 9)], device=device)
+    positions = torch.stack([torch.arange(9), 2 * torch.arange(9)]).to(device)
+    want = model(input_ids=ids, position_ids=positions).logits
+    fuse_layers(model, on_cpu=True)
+    got = model(input_ids=ids, position_ids=positions).logits
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+def test_a_debugged_pool_checks_the_slots(monkeypatch, device):
+    model = copy.deepcopy(tiny.llama(device))
+    fuse_layers(model, on_cpu=True)
+    checked = []
+    monkeypatch.setattr(KvPool, "check", lambda pool, slots: checked.append(slots))
+    run(model, device)
+    assert len(checked) == model.config.num_hidden_layers
 
 
 def test_a_copy_has_weights_of_its_own(device):
@@ -417,8 +490,6 @@ def test_a_layer_is_nine_launches(device, monkeypatch):
 
 
 def test_the_benchmark_runs_what_it_says(device, capsys):
-    from spec_v2.bench.fused import Shape, bench_kernels, bench_layers
-
     shape = Shape("tiny", 32, 64, 4, 2, 8)
     bench_kernels([shape], [3], device)
     bench_layers([shape], [2], device, num_layers=2)

@@ -158,14 +158,13 @@ def microseconds(fn: Callable[[], object], device: torch.device) -> float:
 
 def num_kernels(fn: Callable[[], object]) -> int:
     """How many kernels one call launches on the GPU."""
-    from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     fn()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         fn()
         torch.cuda.synchronize()
-    return sum(e.device_type == DeviceType.CUDA for e in profiler.events())
+    return sum(e.device_type.name == "CUDA" for e in profiler.events())
 
 
 @torch.no_grad()

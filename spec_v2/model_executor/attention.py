@@ -88,7 +88,7 @@ def slot_attention(
     what they mean in transformers. Raises RuntimeError without a `forward_batch`.
     """
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    options = {
+    options: dict[str, Any] = {
         "scaling": query.shape[-1] ** -0.5 if scaling is None else scaling,
         "sliding_window": sliding_window,
         "softcap": softcap,
@@ -117,7 +117,7 @@ def attend_written(
 ) -> Float[Tensor, "t heads value_dim"]:
     """Attend over slots, those of this forward's own tokens included: their KV has been written."""
     pool = forward_batch.kv_pool
-    out = []
+    out: list[Tensor] = []
     for group in forward_batch.groups:
         b, q = group.query_positions.shape
         queries = query[group.start : group.end].unflatten(0, (b, q)).transpose(1, 2)

@@ -4,7 +4,7 @@ One forward of the unchanged model over a few random tokens records what every p
 fused stage then gets the recorded input and must give the recorded output to within the dtype's rounding.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from inspect import signature
 from itertools import pairwise
@@ -53,15 +53,14 @@ class FusedReport:
 
 
 @torch.no_grad()
-def fuse_layers(model: nn.Module, *, on_cpu: bool = False) -> FusedReport:
+def fuse_layers(model: Any, *, on_cpu: bool = False) -> FusedReport:
     """Fuse what can be fused, in place. For a model that nobody else uses; what is fused already stays so.
 
     A model on a CPU is left alone unless `on_cpu`: there launches cost little, and torch's own operations are as fast.
     Never raises for a model that does not fit: the report says why.
     """
     names = {module: name for name, module in model.named_modules()}
-    found = [layer for layer in model.modules() if _parts(layer) in (LAYER_PARTS, EAGLE3_PARTS)]
-    layers = [layer for layer in found if "forward" not in layer.__dict__]
+    layers = [m for m in model.modules() if _parts(m) in (LAYER_PARTS, EAGLE3_PARTS) and not _is_fused(m)]
     if next(model.parameters()).device.type == "cpu" and not on_cpu:
         return FusedReport(kept={names[layer]: "on a CPU" for layer in layers})
     pack_projections(model)
@@ -71,28 +70,10 @@ def fuse_layers(model: nn.Module, *, on_cpu: bool = False) -> FusedReport:
     except ValueError as error:  # its attention wants something that we don't honour
         return FusedReport(kept={names[layer]: str(error) for layer in layers})
 
-    fused: dict[nn.Module, Any] = {}
-    kept: dict[str, str] = {}
-    decoder: Any = model.get_decoder()
-    builds = [(layer, trial.layer) for layer in layers]
-    builds += [
-        (getattr(decoder, "norm", None), trial.final_norm),
-        (getattr(decoder, "rotary_emb", None), trial.rotary),
-    ]
-    for module, build in builds:
-        if module is None or "forward" in module.__dict__:
-            continue
-        try:
-            fused[module] = build(module)
-        except Unfit as unfit:
-            kept[names[module]] = str(unfit)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the module's own forward is right
-            kept[names[module]] = f"{type(error).__name__}: {error}"
-    _link(decoder, fused)
+    fused, reasons = _build(model, layers, trial)
     for module, forward in fused.items():
         module.forward = forward
-        if isinstance(forward, FusedLayer) and isinstance(forward.mlp, OwnMlp):
-            kept[f"{names[module]}.mlp"] = forward.mlp.reason
+    kept = {names[module]: reason for module, reason in reasons.items()}
     return FusedReport(tuple(names[module] for module in fused), kept)
 
 
@@ -100,12 +81,45 @@ def _parts(module: nn.Module) -> set[str]:
     return {name for name, _ in module.named_children()}
 
 
-def _link(decoder: Any, fused: dict[nn.Module, Any]) -> None:
+def _is_fused(module: nn.Module) -> bool:
+    return "forward" in module.__dict__
+
+
+def _build(
+    model: Any, layers: list[nn.Module], trial: "Trial"
+) -> tuple[dict[nn.Module, Any], dict[nn.Module, str]]:
+    """The new forwards of the modules that can have one, and why others cannot."""
+    fused: dict[nn.Module, Any] = {}
+    reasons: dict[nn.Module, str] = {}
+    decoder = model.get_decoder()
+    last_norm, rotary = getattr(decoder, "norm", None), getattr(decoder, "rotary_emb", None)
+    builds: list[tuple[nn.Module | None, Callable[[nn.Module], Any]]] = [
+        *((layer, trial.layer) for layer in layers),
+        (last_norm, trial.final_norm),
+        (rotary, trial.rotary),
+    ]
+    for module, build in builds:
+        if module is None or _is_fused(module):
+            continue
+        try:
+            fused[module] = build(module)
+        except Unfit as unfit:
+            reasons[module] = str(unfit)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the module's own forward is right
+            reasons[module] = f"{type(error).__name__}: {error}"
+    _link([*getattr(decoder, "layers", ()), *([last_norm] if last_norm is not None else [])], fused)
+    for forward in fused.values():
+        if isinstance(forward, FusedLayer) and isinstance(forward.mlp, OwnMlp):
+            reasons[forward.mlp.module] = forward.mlp.reason
+    return fused, reasons
+
+
+def _link(in_order: list[nn.Module], fused: dict[nn.Module, Any]) -> None:
     """Each layer's last sum is computed with the norm that reads it: the next layer's, or the decoder's last."""
-    layers = [fused.get(layer) for layer in getattr(decoder, "layers", ())]
-    for layer, following in pairwise([*layers, fused.get(getattr(decoder, "norm", None))]):
-        if layer is not None and following is not None:
-            layer.next_norm = following if isinstance(following, FusedNorm) else following.input_norm
+    for module, following in pairwise(in_order):
+        layer, reader = fused.get(module), fused.get(following)
+        if layer is not None and reader is not None:
+            layer.next_norm = reader if isinstance(reader, FusedNorm) else reader.input_norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +157,7 @@ class Trial:
             for hook in hooks:
                 hook.remove()
 
-    def layer(self, module: nn.Module) -> FusedLayer:
+    def layer(self, module: Any) -> FusedLayer:
         """The module's fused forward, each of its stages checked. Raises Unfit."""
         is_eagle3 = _parts(module) == EAGLE3_PARTS
         fused = (FusedEagle3Layer if is_eagle3 else FusedLayer)(module, self.options)

@@ -38,7 +38,7 @@ class Unfit(Exception):
 class FusedLayer:
     """The forward of a pre-norm decoder layer. `next_norm` is the norm that reads this layer's output."""
 
-    def __init__(self, layer: nn.Module, options: dict[int, dict[str, Any]]) -> None:
+    def __init__(self, layer: Any, options: dict[int, dict[str, Any]]) -> None:
         self.layer = layer
         self.input_norm = FusedNorm(layer.input_layernorm)
         self.attention = FusedAttention(layer.self_attn, options)
@@ -73,7 +73,7 @@ class FusedLayer:
 class FusedEagle3Layer(FusedLayer):
     """The forward of EAGLE-3's layer, whose attention reads two normed inputs side by side."""
 
-    def __init__(self, layer: nn.Module, options: dict[int, dict[str, Any]]) -> None:
+    def __init__(self, layer: Any, options: dict[int, dict[str, Any]]) -> None:
         super().__init__(layer, options)
         self.hidden_norm = FusedNorm(layer.hidden_norm)
 
@@ -171,8 +171,11 @@ class FusedAttention:
         product = self.module.q_proj.product(normed).unflatten(1, (-1, self.head_dim))
         pool = batch.kv_pool
         pool.check(batch.out_slots)
+        query, key, value = product.split(self.heads, 1)
         query = rotary_kv_write(
-            *product.split(self.heads, 1),
+            query,
+            key,
+            value,
             (angles[0][0], angles[1][0]) if self.has_positions else None,
             batch.out_slots,
             pool.keys[self.layer],
@@ -216,7 +219,7 @@ class OwnMlp:
         return self.module(x[None])[0]  # type: ignore[no-any-return]
 
 
-def fused_mlp(mlp: nn.Module) -> FusedMlp | OwnMlp:
+def fused_mlp(mlp: Any) -> FusedMlp | OwnMlp:
     try:
         return FusedMlp(mlp)
     except Unfit as unfit:
