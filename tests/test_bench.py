@@ -162,7 +162,7 @@ def test_json_has_these_keys(report, model):
     for cell in report["cells"]:
         assert list(cell) == [
             "prompts", "batch_size", "contender", "algorithm", "schedule", "decode_tokens_per_second",
-            "whole_tokens_per_second", "mean_acceptance_length", "draft_acceptance_rate", "ratios", "cost_model",
+            "whole_tokens_per_second", "mean_acceptance_length", "draft_acceptance_rate", "forced_acceptance", "ratios", "cost_model",
             "token_counts_equal", "repetitions", "texts_compared_with", "texts_that_differ",
         ]  # fmt: skip
 

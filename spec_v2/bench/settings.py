@@ -133,7 +133,10 @@ def _uses(algorithm: str, name: str) -> bool:
         return kind is SpeculativeAlgorithm.EAGLE
     if name == "speculative_draft_model_path":
         return kind.needs_draft_model()
-    return not kind.is_ngram() or name == "speculative_num_draft_tokens"
+    return not kind.is_ngram() or name in (
+        "speculative_num_draft_tokens",
+        "speculative_simulated_accept_length",
+    )
 
 
 def _check(settings: BenchSettings) -> None:

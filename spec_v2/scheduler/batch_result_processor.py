@@ -15,6 +15,7 @@ class BatchResultProcessor:
 
     def __init__(self, planner: BatchPlanner) -> None:
         self._planner = planner
+        self._is_forced = planner.server_args.speculative_simulated_accept_length is not None
         self._steps_in_vain: int | None = (
             0  # that drafted; None once a draft was accepted or the warning is out
         )
@@ -40,6 +41,7 @@ class BatchResultProcessor:
                 req.kv_committed_len += accept_lens[i]
                 req.accept_lens.append(accept_lens[i])
                 req.draft_depths.append(draft_depths[i])
+                req.is_forced = self._is_forced
                 self._watch(accept_lens[i] - 1, draft_depths[i])
                 req.note_step(accept_lens[i] - 1, match_lens[i], drafted=batch.drafts_pay)
             before = len(req.output_ids)
@@ -58,6 +60,8 @@ class BatchResultProcessor:
         """Say it once where a draft model seems not to belong to its target. Texts are right all the same."""
         args = self._planner.server_args
         if self._steps_in_vain is None or draft_depth == 0 or not args.algorithm.needs_draft_model():
+            return
+        if self._is_forced:
             return
         self._steps_in_vain = None if num_correct_drafts else self._steps_in_vain + 1
         if self._steps_in_vain == STEPS_BEFORE_WARNING:
