@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
+from spec_v2.bench.settings import ORACLE
 from spec_v2.demo_report import align
 
 Cell = dict[str, Any]
@@ -119,6 +120,10 @@ def _legend(report: dict[str, Any]) -> str:
     if any(cell["forced_acceptance"] for cell in report["cells"]):
         lines.append(
             f"  {FORCED}: tau was chosen, not measured, whatever the target said; texts are not the model's"
+        )
+    if any(cell["algorithm"] == ORACLE for cell in report["cells"]):
+        lines.append(
+            f"  {ORACLE}: drafts replay the text of a plain run; no drafter, the most that drafts can gain"
         )
     if report["device"] == "cpu":
         lines.append("  On a CPU overlap is no speed-up: the host and the model share the cores.")
