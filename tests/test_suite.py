@@ -11,6 +11,7 @@ import torch
 from spec_v2.bench import suite as suite_module
 from spec_v2.bench.cost_model import GAPS
 from spec_v2.bench.prediction import Hardware, ModelCost, StepCost, measure_hardware
+from spec_v2.bench.settings import bench_defaults
 from spec_v2.bench.suite import Suite, SuiteRun, chosen_rows, suite_named
 from spec_v2.bench.suite_figures import predicted, verdict_of
 from spec_v2.bench.suite_models import (
@@ -25,8 +26,8 @@ from spec_v2.bench.suite_models import (
 from spec_v2.bench.suite_probes import TREE, accept_and_commit, verify_attention
 from spec_v2.bench.suite_report import for_humans
 from spec_v2.bench.suite_rows import ENTRIES, H200_ROWS, Figure, in_cases
-from spec_v2.bench.suite_settings import SuiteSettings
-from spec_v2.cli import main
+from spec_v2.bench.suite_settings import SuiteSettings, suite_settings
+from spec_v2.cli import build_parser, main
 from spec_v2.server_args import ServerArgs
 from spec_v2.speculative_hook import resolve_speculative
 
@@ -61,7 +62,7 @@ def tiny_suite(name="h200"):
 
 
 def run_tiny(tmp_path, *rows, suite=None, **settings):
-    settings = {"suite": "h200", "rows": rows, "out": str(tmp_path), "num_threads": 1} | settings
+    settings = {"suite": "h200", "rows": rows, "out": str(tmp_path), "engine": {"num_threads": 1}} | settings
     return SuiteRun(suite or tiny_suite(), SuiteSettings(**settings), ["bench"]).report_all()
 
 
@@ -232,8 +233,8 @@ def test_every_row_is_measured(report):
 
 def test_json_has_these_keys(report):
     assert list(report) == [
-        "suite", "command", "date", "machine", "load_average", "versions", "device", "hardware", "repetitions",
-        "seconds", "rows", "skipped", "failed",
+        "suite", "command", "date", "machine", "load_average", "versions", "device", "hardware", "engine_settings",
+        "repetitions",        "seconds", "rows", "skipped", "failed",
     ]  # fmt: skip
     for row in report["rows"]:
         assert list(row) == [
@@ -307,7 +308,7 @@ def test_rows_are_chosen_by_name():
     assert chosen_rows(suite, ()) == list(suite.rows)
     chosen = chosen_rows(suite, ("8b-ngram-b1", "8b-plain-b1"))
     assert [row.name for row in chosen] == ["8b-plain-b1", "8b-ngram-b1"]
-    with pytest.raises(ValueError, match="--rows 8b-plane-b1: .* did you mean 8b-plain-b1"):
+    with pytest.raises(ValueError, match=r"--rows 8b-plane-b1: .* did you mean 8b-plain-b1"):
         chosen_rows(suite, ("8b-plain-b1", "8b-plane-b1"))
 
 
@@ -357,6 +358,26 @@ def test_a_case_that_fails_leaves_the_others_alone(tmp_path, monkeypatch, capsys
     assert "failed: accept-8b-b1: RuntimeError: no such kernel" in capsys.readouterr().err
 
 
+def test_a_contender_that_fails_takes_its_own_rows_away(tmp_path, monkeypatch):
+    make = suite_module.Workshop._engine
+
+    def broken(self, entry, *args):
+        if entry.settings.get("speculative_eagle_topk") == 4:
+            raise RuntimeError("no room")
+        return make(self, entry, *args)
+
+    monkeypatch.setattr(suite_module.Workshop, "_engine", broken)
+    report = run_tiny(tmp_path, "8b-plain-b1", "8b-tree-b1", "8b-ngram-b1")
+    assert [row["name"] for row in report["rows"]] == ["8b-plain-b1", "8b-ngram-b1"]
+    (failed,) = report["failed"]
+    assert (failed["name"], failed["reason"]) == ("8b-tree-b1", "tree 5x4x16: RuntimeError: no room")
+
+
+def test_an_oracle_alone_finds_what_it_replays(tmp_path):
+    report = run_tiny(tmp_path, "8b-oracle-b1")
+    assert [row["name"] for row in report["rows"]] == ["8b-oracle-b1"]
+
+
 def test_a_killed_run_keeps_its_rows(tmp_path, monkeypatch):
     def killed(*args, **kwargs):
         raise KeyboardInterrupt
@@ -383,15 +404,34 @@ def test_progress_says_what_is_expected_before_it_is_measured(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("value", "higher", "wanted"),
-    [(9, True, "below must"), (10, True, "must"), (20, True, "aim"), (9, False, "aim"), (15, False, "must"),
-     (21, False, "below must")],
+    [(9.0, True, "below must"), (10.0, True, "must"), (20.0, True, "aim"), (9.0, False, "aim"), (15.0, False, "must"),
+     (21.0, False, "below must")],
 )  # fmt: skip
 def test_a_verdict_is_the_better_mark_that_is_met(value, higher, wanted):
-    must, aim = (10, 20) if higher else (20, 10)
+    must, aim = (10.0, 20.0) if higher else (20.0, 10.0)
     row = replace(H200_ROWS[0], figure=Figure("speed" if higher else "step", ("plain",)), must=must, aim=aim)
     assert verdict_of(row, value) == wanted
     assert verdict_of(replace(row, must=None, aim=None), value) is None
     assert verdict_of(replace(row, aim=None), must) == "must"
+
+
+def test_settings_that_no_row_chooses_reach_every_engine(tmp_path, monkeypatch):
+    seen = []
+    make = suite_module.Workshop._engine
+
+    def noting(self, *args):
+        engine = make(self, *args)
+        seen.append((engine.server_args.page_size, engine.server_args.num_threads, engine.tokenizer))
+        return engine
+
+    monkeypatch.setattr(suite_module.Workshop, "_engine", noting)
+    options = build_parser().parse_args(
+        ["bench", "--suite", "cpu", "--page-size", "16", "--num-threads", "1"]
+    )
+    settings = replace(suite_settings(options, bench_defaults()), rows=("8b-ngram-b1",), out=str(tmp_path))
+    report = SuiteRun(tiny_suite(), settings, ["bench"]).report_all()
+    assert report["engine_settings"] == {"page_size": 16, "num_threads": 1}
+    assert seen == [(16, 1, None)] * 2
 
 
 # --- the parts by themselves ---
@@ -459,7 +499,8 @@ def test_without_a_gpu_everything_is_skipped_and_says_why(tmp_path, capsys):
         (("--suite", "cpu", "--algorithms", "none"), "--algorithms: --suite cpu chooses this itself"),
         (("--suite", "cpu", "--max-new-tokens", "9"), "--max-new-tokens: --suite cpu chooses this itself"),
         (("--suite", "cpu", "--draft-model", "EAGLE=x"), "--draft-model: --suite cpu chooses this itself"),
-        (("--suite", "cpu", "--page-size", "16"), "--page-size: --suite cpu chooses this itself"),
+        (("--suite", "cpu", "--speculative-num-steps", "3"), "--speculative-num-steps: --suite cpu chooses"),
+        (("--suite", "cpu", "--dtype", "float32"), "--dtype: --suite cpu chooses this itself"),
         (("--suite", "cpu", "--model", "x"), "--model-path: --suite cpu chooses this itself"),
         (("--suite", "cpu", "--out", "/no/such/folder"), "--out /no/such/folder"),
         (("--rows", "8b-plain-b1"), "--rows is for --suite"),

@@ -85,7 +85,8 @@ def measure_hardware(device: torch.device, dtype: torch.dtype) -> Hardware:
     source = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
     copying = seconds_of(lambda: target.copy_(source), device)
-    left = torch.ones(side, side, dtype=dtype, device=device)
+    # random numbers: a GPU multiplies ones at a higher clock than it could keep up with weights
+    left = torch.randn(side, side, device=device).to(dtype)
     multiplying = seconds_of(lambda: left @ left, device)
     return Hardware(2 * num_bytes / copying, 2 * side**3 / multiplying)
 
@@ -93,7 +94,7 @@ def measure_hardware(device: torch.device, dtype: torch.dtype) -> Hardware:
 def seconds_of(run: Callable[[], Any], device: torch.device, repetitions: int = 5) -> float:
     """The median time of a call, after one that does not count. On CUDA by events of the current stream."""
     run()
-    times = []
+    times: list[float] = []
     for _ in range(repetitions):
         if device.type == "cuda":
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

@@ -19,20 +19,22 @@ from typing import Any
 
 import torch
 
-from spec_v2.bench.contenders import Contender, Sample
+from spec_v2.bench.contenders import Contender, Prompts, Sample
 from spec_v2.bench.figures import spread
 from spec_v2.bench.measure import Case, measure, num_runs
 from spec_v2.bench.prediction import Hardware, measure_hardware
+from spec_v2.bench.settings import ORACLE
 from spec_v2.bench.suite_figures import cell_of, predicted, values_of, verdict_of
 from spec_v2.bench.suite_models import LLAMA_8B, SMOLLM2, ModelPlan
 from spec_v2.bench.suite_probes import PROBES
 from spec_v2.bench.suite_report import for_humans, guess_line, row_line
-from spec_v2.bench.suite_rows import CPU_ROWS, H200_ROWS, Row, in_cases
+from spec_v2.bench.suite_rows import CPU_ROWS, ENTRIES, H200_ROWS, Row, in_cases
 from spec_v2.bench.suite_settings import SuiteSettings
 from spec_v2.bench.workshop import Missing, Workshop
 from spec_v2.facts import machine, versions
 from spec_v2.models.gguf_cache import quiet_transformers
 
+FIRST_TOKENS = 4  # before anything is measured: does it run at all?
 CPU_NEW_TOKENS = 48  # short: a row of the cpu suite takes a minute on two cores
 
 
@@ -79,6 +81,7 @@ class SuiteRun:
             "versions": versions(),
             "device": None,
             "hardware": None,
+            "engine_settings": dict(settings.engine),
             "repetitions": settings.repetitions,
             "seconds": 0.0,
             "rows": [],
@@ -95,7 +98,7 @@ class SuiteRun:
         self.report["device"] = _device_name(self.device)
         hardware = measure_hardware(self.device, torch.bfloat16)
         self.report["hardware"] = asdict(hardware)
-        workshop = Workshop(self._suite.plans, self.device, self._settings.num_threads)
+        workshop = Workshop(self._suite.plans, self.device, self._settings.engine)
         try:
             for rows in in_cases(self.rows):
                 self._one_case(rows, workshop, hardware)
@@ -128,8 +131,9 @@ class SuiteRun:
         model = workshop.model(model_name)
         plan = model.plan
         with ExitStack() as closing:
-            opened, missing = self._open(rows, workshop, closing)
-            rows = [row for row in rows if not self._lacks(row, missing)]
+            prompts = model.prompts(batch_size)
+            opened, absent = self._open(rows, prompts, workshop, closing)
+            rows = [row for row in rows if not self._lacks(row, absent)]
             if not rows:
                 return
             context = plan.prompt_tokens + plan.new_tokens // 2
@@ -137,32 +141,40 @@ class SuiteRun:
             guesses = {row.name: predicted(row, costs, hardware, context) for row in rows}
             for row in rows:
                 self._say(guess_line(row, guesses[row.name]))
-            samples = self._measure(Case(model.note, tuple(model.prompts(batch_size))), opened, plan)
+            samples = self._measure(Case(model.note, tuple(prompts)), opened, plan)
         _check_lengths(samples, plan.new_tokens)
         cells = {name: cell_of(samples[name]) for name in opened}
         for row in rows:
             values = values_of(row.figure, samples)
-            self._add(row, values, guesses[row.name], model.note, {n: cells[n] for n in row.entries})
+            self._add(
+                row, values, guesses[row.name], model.note, {n: cells[n] for n in row.entries if n in cells}
+            )
 
     def _open(
-        self, rows: list[Row], workshop: Workshop, closing: ExitStack
-    ) -> tuple[dict[str, Contender], dict[str, str]]:
-        """The contenders of a case by name, and why others are missing."""
+        self, rows: list[Row], prompts: Prompts, workshop: Workshop, closing: ExitStack
+    ) -> tuple[dict[str, Contender], dict[str, tuple[str, str]]]:
+        """The contenders of a case by name, after a few tokens each; and of the others, whether they were skipped or
+        failed, and why. So one that does not work takes its own rows away and no others."""
         opened: dict[str, Contender] = {}
-        missing: dict[str, str] = {}
-        for name in dict.fromkeys(name for row in rows for name in row.entries):
+        absent: dict[str, tuple[str, str]] = {}
+        names = dict.fromkeys(name for row in rows for name in row.entries)
+        for name in sorted(names, key=lambda name: ENTRIES[name].algorithm == ORACLE):  # it records another
             self._say(f"opening {name}")
             try:
-                opened[name] = workshop.open(name, rows[0].model, rows[0].batch_size, opened, closing)
+                contender = workshop.open(name, rows[0].model, rows[0].batch_size, opened, closing)
+                contender.run(prompts, FIRST_TOKENS)
+                opened[name] = contender
             except Missing as reason:
-                missing[name] = str(reason)
-        return opened, missing
+                absent[name] = ("skipped", str(reason))
+            except Exception as error:  # noqa: BLE001 - the others may still run
+                absent[name] = ("failed", f"{name}: {type(error).__name__}: {error}")
+        return opened, absent
 
-    def _lacks(self, row: Row, missing: Mapping[str, str]) -> bool:
-        """Whether the row cannot be measured without a contender that is missing; then it is listed."""
+    def _lacks(self, row: Row, absent: Mapping[str, tuple[str, str]]) -> bool:
+        """Whether the row cannot be measured without a contender that is absent; then it is listed."""
         for name in row.figure.entries:
-            if name in missing:
-                self._list("skipped", [row], missing[name])
+            if name in absent:
+                self._list(absent[name][0], [row], absent[name][1])
                 return True
         return False
 

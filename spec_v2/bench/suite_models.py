@@ -118,7 +118,8 @@ def weight_bytes(plan: ModelPlan) -> int:
     layer = c["hidden_size"] ** 2 * (2 + 2 * kv_heads / heads) + 3 * c["hidden_size"] * c["intermediate_size"]
     tables = 1 if c["tie_word_embeddings"] else 2
     weights = layer * c["num_hidden_layers"] + tables * c["vocab_size"] * c["hidden_size"]
-    return int(weights) * getattr(torch, plan.dtype).itemsize
+    dtype: torch.dtype = getattr(torch, plan.dtype)
+    return int(weights) * dtype.itemsize
 
 
 def cycle_from(token: int, length: int) -> list[int]:
@@ -151,13 +152,12 @@ def _is_installed(name: str) -> bool:
 
 def random_target(plan: ModelPlan, device: torch.device) -> Any:
     """A Llama of the plan's shape, made on the device; the same weights at every call on the same kind of device."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM, LlamaConfig
 
     no_ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     config = LlamaConfig(**plan.config, **no_ids)
-    config.dtype = getattr(torch, plan.dtype)
     with torch.random.fork_rng(devices=[]), torch.device(device):
-        model: Any = LlamaForCausalLM._from_config(
+        model: Any = AutoModelForCausalLM.from_config(
             config, dtype=getattr(torch, plan.dtype), attn_implementation="eager"
         )
     generator = torch.Generator(device).manual_seed(plan.seed)
@@ -177,7 +177,7 @@ def random_head(target: Any, draft_vocab_size: int, seed: int) -> Any:
     config = copy.deepcopy(target.config)
     config.num_hidden_layers, config.draft_vocab_size = 1, draft_vocab_size
     with torch.random.fork_rng(devices=[]), torch.device(target.device):
-        head = Eagle3Head(config, target)
+        head: Any = Eagle3Head(config, target)
     generator = torch.Generator(target.device).manual_seed(seed)
     embedding = target.get_input_embeddings().weight
     with torch.no_grad():

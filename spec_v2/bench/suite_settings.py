@@ -1,10 +1,12 @@
 """What `bench --suite` can be told. Nothing here needs torch."""
 
 import argparse
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
-from spec_v2.server_args import ServerArgs, flag_of, from_cli_args
+from spec_v2.server_args import flag_of, from_cli_args
 
 SUITES = ("h200", "cpu")
 FEWEST_REPETITIONS = 3
@@ -18,12 +20,16 @@ _CHOSEN_BY_THE_SUITE = (
     "against",
     "draft_model",
 )
-_SHARED = ("device", "num_threads")
+_CHOSEN_FOR_ENGINES = (
+    "model_path", "tokenizer_path", "dtype", "context_length", "max_running_requests", "disable_radix_cache",
+    "disable_overlap_schedule", "enable_multi_layer_eagle",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteSettings:
-    """`rows`: names, or none for all. `time_limit`: seconds after which no case is started. `out`: a folder."""
+    """`rows`: names, or none for all. `time_limit`: seconds after which no case is started. `out`: a folder.
+    `engine`: settings that all engines get, beside those of their row."""
 
     suite: str
     rows: tuple[str, ...] = ()
@@ -31,7 +37,7 @@ class SuiteSettings:
     out: str | None = None
     repetitions: int = FEWEST_REPETITIONS
     device: str | None = None
-    num_threads: int | None = None
+    engine: Mapping[str, Any] = field(default_factory=dict)
 
 
 def add_suite_args(parser: argparse.ArgumentParser) -> None:
@@ -59,11 +65,8 @@ def suite_settings(options: argparse.Namespace, defaults: argparse.Namespace) ->
     """
     args = from_cli_args(options)
     ignored = [name for name in _CHOSEN_BY_THE_SUITE if getattr(options, name) != getattr(defaults, name)]
-    ignored += [
-        spec.name
-        for spec in fields(ServerArgs)
-        if spec.name not in _SHARED and getattr(args, spec.name) != spec.default
-    ]
+    given = {s.name: getattr(args, s.name) for s in fields(args) if getattr(args, s.name) != s.default}
+    ignored += [name for name in given if name in _CHOSEN_FOR_ENGINES or name.startswith("speculative_")]
     if ignored:
         raise ValueError(f"{flag_of(ignored[0])}: --suite {options.suite} chooses this itself; leave it out")
     if options.repetitions < FEWEST_REPETITIONS:
@@ -78,8 +81,8 @@ def suite_settings(options: argparse.Namespace, defaults: argparse.Namespace) ->
         time_limit=options.time_limit,
         out=options.out,
         repetitions=options.repetitions,
-        device=None if args.device == "auto" else args.device,
-        num_threads=args.num_threads,
+        device=given.pop("device", None),
+        engine=given,
     )
 
 

@@ -28,10 +28,11 @@ class Workshop:
     """One model at a time. All engines of a case share its weights; transformers has a copy of its own."""
 
     def __init__(
-        self, plans: Mapping[str, ModelPlan], device: torch.device, num_threads: int | None = None
+        self, plans: Mapping[str, ModelPlan], device: torch.device, engine: Mapping[str, Any]
     ) -> None:
         register_oracle()
-        self._plans, self.device, self._num_threads = plans, device, num_threads
+        self._plans, self.device, self._engine_settings = plans, device, engine
+        self._num_threads: int | None = engine.get("num_threads")
         self._loaded: dict[str, SuiteModel] = {}
         self._theirs: dict[str, Any] = {}
 
@@ -80,7 +81,13 @@ class Workshop:
         entry, model = ENTRIES[name], self.model(model_name)
         if entry.theirs is not None:
             return self._transformers(name, entry.theirs, model, batch_size)
+        if entry.algorithm == ORACLE and "plain" not in opened:
+            raise Missing(f"{name} replays plain decoding, which does not run here")
         engine = closing.enter_context(self._engine(entry, model, batch_size))
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(
+                self.device
+            )  # weights were made on another stream than the one that reads them
         if entry.algorithm == ORACLE:
             plain = opened["plain"]
             assert isinstance(plain, EngineContender)
@@ -95,12 +102,11 @@ class Workshop:
             draft = self._stand_in(model)
         return Engine(
             model.model,
-            tokenizer=model.tokenizer,
             draft_model=draft,
             context_length=plan.prompt_tokens + plan.new_tokens + SPARE_POSITIONS,
             max_running_requests=batch_size,
             disable_radix_cache=True,
-            num_threads=self._num_threads,
+            **self._engine_settings,
             **entry.settings,
         )
 
