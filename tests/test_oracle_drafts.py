@@ -90,9 +90,11 @@ def test_a_text_that_comes_out_otherwise_is_recorded_again(open_engine, device):
 
 
 def test_with_forced_acceptance_the_recording_is_the_plain_one(open_engine, device):
-    plain = EngineContender("plain", open_engine(tiny.llama(device)))
+    plain = EngineContender("plain", open_engine(tiny.random_llama(5).to(device)))
     engine = open_oracle(open_engine, "overlap", device, speculative_simulated_accept_length=4)
     sample = OracleContender("oracle", engine, plain).run(PROMPTS, 13)
+    texts = [done.output_ids for done in plain.run(PROMPTS, 13).completions]
+    assert [engine.scheduler.worker._known[prompt] for prompt in PROMPTS] == texts
     assert [done.spec.accept_lens for done in sample.completions] == [(4, 4, 4)] * 3
 
 
