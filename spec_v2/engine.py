@@ -26,6 +26,7 @@ from spec_v2.scheduler.scheduler import Scheduler
 from spec_v2.scheduler.streams import make_stream
 from spec_v2.server_args import ServerArgs
 from spec_v2.spec_info import SpeculativeAlgorithm
+from spec_v2.speculative.forced_acceptance import say_if_forced
 from spec_v2.speculative_hook import resolve_speculative
 from spec_v2.streaming import Chunk, RequestStream
 
@@ -57,6 +58,7 @@ class Engine:
         self.server_args = resolve_speculative(args, draft_model_given=draft_model is not None)
         worker_class = self.server_args.algorithm.create_worker(self.server_args)
         self._closed = False
+        say_if_forced(self.server_args)
         self.device = model.device if given else _device(self.server_args.device)
         self.model, self.tokenizer, self.dtype = self._load(model, tokenizer)
         self.context_length = self._context_length()

@@ -116,6 +116,9 @@ class ServerArgs:
     speculative_adaptive: bool | None = _setting(
         bool, None, "NGRAM: leave the drafts out while they do not pay; on for NGRAM if not given"
     )
+    speculative_simulated_accept_length: int | None = _setting(
+        int, None, "timing only: tokens that every step accepts, bonus included, whatever the target says"
+    )
     enable_multi_layer_eagle: bool = _setting(bool, False, "one draft layer for each draft pass")
     speculative_ngram_min_bfs_breadth: int = _setting(int, 1, "NGRAM: fewest children of a matched node")
     speculative_ngram_max_bfs_breadth: int = _setting(int, 10, "NGRAM: most children of a matched node")

@@ -43,7 +43,8 @@ class TreeShape:
     """How a step drafts. `is_tree` says which path to take; no code decides that from the widths.
 
     `longest_path`: drafts on the longest path a tree can have. It is less than `num_steps` where the tree
-    has fewer nodes than that.
+    has fewer nodes than that. `simulated_accept_length`: tokens that every step accepts by force, bonus
+    included; None leaves it to the target.
     """
 
     num_steps: int
@@ -52,6 +53,7 @@ class TreeShape:
     longest_path: int
     is_tree: bool
     rejection_sampling: bool = False
+    simulated_accept_length: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

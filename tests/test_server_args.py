@@ -30,6 +30,7 @@ COUNTS = [
     "speculative_ngram_max_trie_depth",
     "speculative_ngram_external_corpus_max_tokens",
     "chunked_prefill_size",
+    "speculative_simulated_accept_length",
 ]
 TEXTS = [
     "model_path",

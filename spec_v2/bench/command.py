@@ -11,12 +11,14 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from spec_v2.bench.contenders import Contender, EngineContender, open_engines, open_transformers
+from spec_v2.bench.contenders import Contender, EngineContender
 from spec_v2.bench.figures import cells_of
 from spec_v2.bench.measure import Case, measure, num_runs
+from spec_v2.bench.opening import open_engines, open_transformers
 from spec_v2.bench.prompts import prompt_ids
 from spec_v2.bench.report import for_humans
-from spec_v2.bench.settings import BenchSettings, settings_from
+from spec_v2.bench.settings import BenchSettings, bench_defaults, settings_from
+from spec_v2.bench.suite_settings import refuse_without_suite, suite_settings
 from spec_v2.facts import dtype_name, machine, versions
 from spec_v2.models.gguf_cache import quiet_transformers
 from spec_v2.observability.progress import progress_bar
@@ -24,6 +26,11 @@ from spec_v2.observability.progress import progress_bar
 
 def run_bench(options: argparse.Namespace) -> tuple[str, int]:
     """(the answer, exit code): 1 where a contender did not give the tokens that were asked for."""
+    if options.suite is not None:
+        from spec_v2.bench.suite import run_suite
+
+        return run_suite(suite_settings(options, bench_defaults()), options.json, options.command_line)
+    refuse_without_suite(options)
     report = bench(settings_from(options), options.command_line)
     equal = all(cell["token_counts_equal"] for cell in report["cells"])
     return (json.dumps(report) if options.json else for_humans(report)), 0 if equal else 1

@@ -44,6 +44,7 @@ class ModelRunner:
         self.context_length = context_length
         self._configs = _switch_attention(self.model)
         self._last_hidden: Tensor | None = None
+        self._is_mine = False  # the forward that runs is ours: engines may share a model
         # A mask that is 4-D already is handed on as it is. Without one transformers reads the positions on the
         # host to see whether they are packed sequences, which would wait for the device in every forward.
         self._no_mask = torch.zeros(1, 1, 1, 1, device=next(model.parameters()).device)
@@ -84,14 +85,18 @@ class ModelRunner:
             extra["logits_to_keep"] = logits_at
         if target_hidden is not None:
             extra["target_hidden"] = target_hidden[None]
-        output = self.model(
-            input_ids=input_ids[None],
-            attention_mask=self._no_mask,
-            position_ids=positions.clamp(max=self.context_length - 1)[None],
-            use_cache=False,
-            forward_batch=forward_batch,
-            **extra,
-        )
+        self._is_mine = True
+        try:
+            output = self.model(
+                input_ids=input_ids[None],
+                attention_mask=self._no_mask,
+                position_ids=positions.clamp(max=self.context_length - 1)[None],
+                use_cache=False,
+                forward_batch=forward_batch,
+                **extra,
+            )
+        finally:
+            self._is_mine = False
         hidden, self._last_hidden = self._last_hidden, None
         assert hidden is not None
         return ModelOutput(output.logits[0], hidden[0])
@@ -104,13 +109,16 @@ class ModelRunner:
         self._configs = []
 
     def _keep_hidden(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not self._is_mine:
+            return
         self._last_hidden = output.last_hidden_state
         if self._aux:
             self._last_hidden = torch.cat([self._aux[i] for i in sorted(self._aux)], -1)
             self._aux.clear()
 
     def _keep_aux(self, place: int, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self._aux[place] = args[0] if args else kwargs["hidden_states"]
+        if self._is_mine:
+            self._aux[place] = args[0] if args else kwargs["hidden_states"]
 
 
 _lent: dict[int, tuple[Any, str, int]] = {}  # id(config) -> config, its own attention, runners that use ours

@@ -16,6 +16,7 @@ class BatchResultProcessor:
     def __init__(self, planner: BatchPlanner) -> None:
         self._planner = planner
         self._drafting_steps = self._num_correct_drafts = 0
+        self._is_forced = planner.server_args.speculative_simulated_accept_length is not None
 
     def process(self, batch: ScheduleBatch, result: GenerationBatchResult) -> list[Request]:
         """Commit a step. Returns the requests that finished. Raises what a launch of the step raised."""
@@ -38,6 +39,7 @@ class BatchResultProcessor:
                 req.kv_committed_len += accept_lens[i]
                 req.accept_lens.append(accept_lens[i])
                 req.draft_depths.append(draft_depths[i])
+                req.is_forced = self._is_forced
                 self._watch(accept_lens[i] - 1, draft_depths[i])
                 req.note_step(accept_lens[i] - 1, match_lens[i], drafted=batch.drafts_pay)
             before = len(req.output_ids)
@@ -55,7 +57,7 @@ class BatchResultProcessor:
     def _watch(self, num_correct_drafts: int, draft_depth: int) -> None:
         """Say it once where a draft model seems not to belong to its target. Texts are right all the same."""
         args = self._planner.server_args
-        if draft_depth == 0 or not args.algorithm.needs_draft_model():
+        if self._is_forced or draft_depth == 0 or not args.algorithm.needs_draft_model():
             return
         self._drafting_steps += 1
         self._num_correct_drafts += num_correct_drafts

@@ -51,6 +51,7 @@ class Request:
     step_lens: list[int] = field(default_factory=list)  # tokens of each step in the output, prefills too
     draft_gain: float = 0.5  # accepted drafts per step that drafted, a moving average
     match_len: int = 0  # NGRAM: tokens of the newest match that the host knows
+    is_forced: bool = False  # its steps accepted by force, not what the target says
     accept_lens: list[int] = field(default_factory=list)
     draft_depths: list[int] = field(default_factory=list)
 
