@@ -25,6 +25,8 @@ class CudaGraphRunner(GraphRunner):
             outputs = fn(*args)
         finally:
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="The CUDA Graph is empty")  # it made empty tensors only
+                warnings.filterwarnings(
+                    "ignore", message="The CUDA Graph is empty"
+                )  # it made empty tensors only
                 graph.capture_end()
         return graph.replay, outputs

@@ -78,7 +78,7 @@ def verify(
             longest_path=shape.longest_path,
         )
         if shape.simulated_accept_length is not None:
-            accept_index, predict, accept_lens = force_acceptance(tree, visible, target_tokens, shape)
+            accept_index, predict, accept_lens = force_acceptance(tree, places.visible, target_tokens, shape)
     if shape.is_tree:
         # the draft pool needs no move: draft-extend writes the accepted path anew
         cache.target_pool.move_accepted(places.slots, accept_index)
