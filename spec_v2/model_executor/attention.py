@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from spec_v2.kernels.paged_attention import paged_attention
 from spec_v2.mem_cache.kv_pool import LayerGeometry
 from spec_v2.model_executor.forward_batch import ForwardBatch
 
@@ -83,6 +84,18 @@ def slot_attention(
 
     pool = forward_batch.kv_pool
     pool.write(layer, forward_batch.out_slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    if forward_batch.paged is not None:
+        attended = paged_attention(
+            query[0].transpose(0, 1),
+            pool.keys[layer],
+            pool.values[layer],
+            forward_batch.paged,
+            scaling=scaling,
+            sliding_window=sliding_window,
+            softcap=softcap,
+            sinks=s_aux,
+        )
+        return attended[None], None
     out = []
     for group in forward_batch.groups:
         b, q = group.query_positions.shape

@@ -40,7 +40,6 @@ def draft_extend(
         max_prefix_len=max_seq_len + 1,
         window_slots=cache.row_table.at(inputs.rows, positions),
         window_positions=positions,
-        visible=torch.ones(b, w, w, dtype=torch.bool, device=start.device).tril(),
     )
     newest = torch.arange(b, device=start.device) * w + verdict.accept_lens - 1
     out = draft.forward(
