@@ -40,7 +40,6 @@ def draft_extend(
         max_prefix_len=max_seq_len + 1,
         window_slots=read.slots,
         window_positions=read.positions,
-        visible=torch.ones(b, w, w, dtype=torch.bool, device=start.device).tril(),
     )
     out = draft.forward(
         read.input_ids.flatten(),
