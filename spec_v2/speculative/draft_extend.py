@@ -29,7 +29,7 @@ def draft_extend(
     max_seq_len: int,
 ) -> NextDraft:
     """Run the `w` emitted tokens through the draft; the row of the last accepted one gives the next draft."""
-    b, w = verdict.predict.shape
+    b = len(verdict.predict)
     start = draft_lens(inputs, shifted)
     read = extend_inputs(cache.row_table.slots, inputs.rows, start, verdict.predict, verdict.accept_lens)
     forward_batch = window_forward_batch(
