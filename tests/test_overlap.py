@@ -274,7 +274,7 @@ def test_a_finished_requests_step_in_flight_is_dropped(algorithm, device):
 
 def test_what_the_copy_stream_reads_lives_until_it_was_copied(open_engine, schedule, device):
     """Memory that is let go of is the forward stream's again, whose next launch may write it before it was read."""
-    engine = open_engine(tiny.llama(device), schedule=schedule)
+    engine = open_engine(llama(device), schedule=schedule)
     scheduler, alive = engine.scheduler, []
     process = scheduler.processor.process
 
@@ -284,6 +284,6 @@ def test_what_the_copy_stream_reads_lives_until_it_was_copied(open_engine, sched
         return process(batch, result)
 
     scheduler.processor.process = watching
-    engine.generate(tiny.random_prompt(1, 5), SamplingParams(max_new_tokens=6))
+    engine.generate(random_prompt(1, 5), greedy(6))
     assert len(alive) >= 6
     assert all(alive)
