@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from spec_v2.kernels.paged_attention import PagedView
 
 LOG2E = tl.constexpr(math.log2(math.e))
-MIN_SPLIT_BLOCKS = tl.constexpr(4)
 
 
 @triton.jit
@@ -106,7 +105,7 @@ def attention_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DK: tl.constexpr, BLOCK_DV: tl.constexpr,
     WORDS: tl.constexpr,  # int64 words of a tree mask; 0: causal
     SLIDING_WINDOW: tl.constexpr,  # 0: none
-    SOFTCAP: tl.constexpr, SPLIT: tl.constexpr, FUSED: tl.constexpr,
+    SOFTCAP: tl.constexpr, SPLIT: tl.constexpr, FUSED: tl.constexpr, MIN_SPLIT_BLOCKS: tl.constexpr,
     WIDE: tl.constexpr,  # slot * stride needs int64
 ):  # fmt: skip
     num_tiles = tl.num_programs(0) // KV_HEADS
@@ -307,7 +306,8 @@ def paged_attention_triton(
         KV_HEADS=kv_heads, GROUP=group, KEY_DIM=key_dim, VALUE_DIM=value_dim,
         BLOCK_M=block_m, BLOCK_N=tiling.block_n, BLOCK_DK=block_dk, BLOCK_DV=block_dv,
         WORDS=0 if bits is None else bits.shape[2], SLIDING_WINDOW=sliding_window or 0,
-        SOFTCAP=softcap is not None, SPLIT=num_splits > 1, FUSED=tiling.fused, WIDE=farthest >= 2**31,
+        SOFTCAP=softcap is not None, SPLIT=num_splits > 1, FUSED=tiling.fused,
+        MIN_SPLIT_BLOCKS=tiling.min_split_blocks, WIDE=farthest >= 2**31,
         num_warps=tiling.num_warps, num_stages=tiling.num_stages,
     )  # fmt: skip
     if num_splits > 1 and not tiling.fused:
