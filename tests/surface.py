@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from spec_v2.kernels.sample_nodes import position_coins
-from spec_v2.kernels.sample_nodes.reference import inverse_cdf
+from spec_v2.kernels.sample_nodes import inverse_cdf, position_coins
 from tests.tiny_models import VOCAB, oracle_of
 
 

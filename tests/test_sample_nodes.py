@@ -4,8 +4,13 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from spec_v2.kernels.sample_nodes import SamplingInputs, position_coins, processed_probs, sample_nodes
-from spec_v2.kernels.sample_nodes.reference import inverse_cdf
+from spec_v2.kernels.sample_nodes import (
+    SamplingInputs,
+    inverse_cdf,
+    position_coins,
+    processed_probs,
+    sample_nodes,
+)
 
 NUM_ROWS = 20_000
 

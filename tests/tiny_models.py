@@ -204,8 +204,7 @@ class Oracle:
         return int(logits.argmax())
 
     def _sample(self, logits: torch.Tensor, position: int, params: Any) -> int:
-        from spec_v2.kernels.sample_nodes import position_coins, processed_probs
-        from spec_v2.kernels.sample_nodes.reference import inverse_cdf
+        from spec_v2.kernels.sample_nodes import inverse_cdf, position_coins, processed_probs
 
         def one(value: float, dtype: torch.dtype) -> torch.Tensor:
             return torch.tensor([value], dtype=dtype, device=logits.device)

@@ -11,6 +11,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from spec_v2.kernels.move_kv import SlotBuffers, move_accepted_kv
+from spec_v2.kernels.row_slots import slots_at, write_slots
+from spec_v2.kernels.write_kv import write_kv
+
 
 @dataclass(frozen=True, slots=True)
 class LayerGeometry:
@@ -33,9 +37,11 @@ class KvPool:
     ) -> None:
         self.geometry = geometry
         self.num_slots = num_slots
+        self.debug = False  # check slot numbers where they are used, which waits for the device
         self.paged_attention: bool | None = None
         self.keys = [_zeros(num_slots, g.num_kv_heads, g.key_dim, dtype, device) for g in geometry]
         self.values = [_zeros(num_slots, g.num_kv_heads, g.value_dim, dtype, device) for g in geometry]
+        self._buffers = SlotBuffers.of((*self.keys, *self.values))
 
     def write(
         self,
@@ -44,14 +50,23 @@ class KvPool:
         key: Float[Tensor, "t heads key_dim"],
         value: Float[Tensor, "t heads value_dim"],
     ) -> None:
-        """Store the KV of `t` tokens of one layer."""
-        self.keys[layer].index_copy_(0, slots, key)
-        self.values[layer].index_copy_(0, slots, value)
+        """Store the KV of `t` tokens of one layer. With `debug`, raises IndexError for a slot that is not there."""
+        self.check(slots)
+        write_kv(self.keys[layer], self.values[layer], slots, key, value)
+
+    def check(self, slots: Int[Tensor, " t"]) -> None:
+        """With `debug`, raises IndexError for a slot that is not there; for whoever writes into the buffers."""
+        if self.debug and bool(((slots < 0) | (slots >= self.num_slots)).any()):
+            raise IndexError(f"slots {slots.tolist()}: the pool has slots 0 to {self.num_slots - 1}")
 
     def move(self, source: Int[Tensor, " t"], target: Int[Tensor, " t"]) -> None:
         """Copy slots to slots in all layers. Ranges may overlap: everything is gathered, then scattered."""
         for buffer in (*self.keys, *self.values):
             buffer.index_copy_(0, target, buffer.index_select(0, source))
+
+    def move_accepted(self, slots: Int[Tensor, "b n"], accept_index: Int[Tensor, "b w"]) -> None:
+        """Move accepted node `accept_index[i, j]` of each window to its `j`-th slot, in all layers; -1 moves nothing."""
+        move_accepted_kv(self._buffers, slots, accept_index)
 
     def fill_unused(self, value: float, page_size: int) -> None:
         """Fill everything but page 0: with NaN, whatever is read without having been written shows."""
@@ -95,12 +110,11 @@ class RowTable:
         if self.on_stream is not None and not self.on_stream():
             raise RuntimeError("row table written off the forward stream: launch the write instead")
         device = self.slots.device
-        index = (rows.to(device, non_blocking=True), positions.to(device, non_blocking=True))
-        self.slots.index_put_(index, slots.to(device, self.slots.dtype, non_blocking=True))
+        write_slots(self.slots, *(x.to(device, non_blocking=True) for x in (rows, positions, slots)))
 
     def at(self, rows: Int[Tensor, " b"], positions: Int[Tensor, "b q"]) -> Int[Tensor, "b q"]:
         """Slots of the given positions. Positions beyond the row's width give its last entry."""
-        return self.slots[rows[:, None], positions.clamp(max=self.width - 1)].long()
+        return slots_at(self.slots, rows, positions)
 
     def prefix(self, rows: Int[Tensor, " b"], length: int) -> Int[Tensor, "b m"]:
         """Slots of positions 0..length-1 (`length` is a host bound; what lies beyond a prefix is masked)."""

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from spec_v2.kernels.adjust_logits import TokenCounts
+from spec_v2.kernels.future_rows import gather_rows, stash_rows
 from spec_v2.scheduler.schedule_batch import ScheduleBatch
 from spec_v2.scheduler.streams import Event, Stream
 from spec_v2.types import NextDraft, StepInputs, Verdict
@@ -55,51 +56,58 @@ class FutureMap:
         self.publish_ready: Event | None = None
         self.debug = debug
 
+    def open_row_0(self) -> None:
+        """Let row 0 fill batches up: a request without tokens, again and again."""
+        for column in (
+            self.new_seq_lens, self.bonus_tokens, self.topk_index, self.history,
+            self.topk_p, self.hidden_states, self.draft_probs,
+        ):  # fmt: skip
+            column[0] = 0
+
     def publish(self, rows: Int[Tensor, " b"], verdict: Verdict) -> Int[Tensor, " b"]:
         """Make the new lengths known. Returns them, `[b]`, in tokens."""
-        device = verdict.new_seq_lens.device
-        self.new_seq_lens[rows.to(device, non_blocking=True)] = verdict.new_seq_lens
+        rows = rows.to(verdict.new_seq_lens.device, non_blocking=True)
+        self.new_seq_lens[rows] = torch.where(rows > 0, verdict.new_seq_lens, 0)
         return verdict.new_seq_lens
 
     def stash(self, rows: Int[Tensor, " b"], verdict: Verdict, next_draft: NextDraft) -> None:
         """Keep what the next step starts from: the bonus token and the first level of its tree."""
         rows = rows.to(verdict.accept_lens.device, non_blocking=True)
-        newest = (verdict.accept_lens[:, None] - 1).clamp(min=0)
-        self.bonus_tokens[rows] = verdict.predict.gather(1, newest)[:, 0]
-        self.topk_p[rows] = next_draft.topk_p
-        self.topk_index[rows] = next_draft.topk_index
-        self.hidden_states[rows] = next_draft.hidden_states
-        self.draft_probs[rows] = next_draft.draft_probs
+        stash_rows(
+            rows,
+            predict=verdict.predict,
+            accept_lens=verdict.accept_lens,
+            new_seq_lens=verdict.new_seq_lens,
+            next_draft=next_draft,
+            bonus_tokens=self.bonus_tokens,
+            drafts=self._drafts,
+            history=self.history,
+        )
         self.token_counts.add(rows, verdict.predict)
-        if self.history.shape[1]:
-            first = verdict.new_seq_lens - verdict.accept_lens + 1
-            self.append_history(rows, first, verdict.predict)
-
-    def append_history(
-        self, rows: Int[Tensor, " b"], first: Int[Tensor, " b"], tokens: Int[Tensor, "b w"]
-    ) -> None:
-        """Write tokens at positions `first ..`; -1 past the end of what was accepted is overwritten later."""
-        positions = first[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
-        self.history[rows[:, None], positions.clamp(max=self.history.shape[1] - 1)] = tokens
 
     def resolve(self, rows: Int[Tensor, " b"], seq_lens: Int[Tensor, " b"] | None) -> StepInputs:
         """Gather a step's inputs. `seq_lens`: what the synchronous schedule re-applied, or None: from the rows."""
         rows = rows.to(self.new_seq_lens.device, non_blocking=True)
-        published = self.new_seq_lens[rows]
+        published, bonus, next_draft = gather_rows(rows, self.new_seq_lens, self.bonus_tokens, self._drafts)
         inputs = StepInputs(
             rows=rows,
             seq_lens=published if seq_lens is None else seq_lens,
-            bonus_tokens=self.bonus_tokens[rows],
-            next_draft=NextDraft(
-                topk_p=self.topk_p[rows],
-                topk_index=self.topk_index[rows],
-                hidden_states=self.hidden_states[rows],
-                draft_probs=self.draft_probs[rows],
-            ),
+            bonus_tokens=bonus,
+            next_draft=next_draft,
         )
         if self.debug:
             self._check_and_poison(inputs, published)
         return inputs
+
+    @property
+    def _drafts(self) -> NextDraft:
+        """The columns that a draft is kept in, all rows of them."""
+        return NextDraft(
+            topk_p=self.topk_p,
+            topk_index=self.topk_index,
+            hidden_states=self.hidden_states,
+            draft_probs=self.draft_probs,
+        )
 
     def _check_and_poison(self, inputs: StepInputs, published: Tensor) -> None:
         assert bool((published >= 0).all()), f"rows {inputs.rows.tolist()}: a length was not published"

@@ -8,6 +8,7 @@ rows run, rows past `accept_lens` are garbage that no row before them can see.
 import torch
 from torch import Tensor
 
+from spec_v2.kernels.row_slots import extend_inputs
 from spec_v2.kernels.sample_nodes import SamplingInputs
 from spec_v2.mem_cache.kv_cache_builder import KvCache
 from spec_v2.model_executor.forward_batch import extend_forward_batch, window_forward_batch
@@ -28,28 +29,26 @@ def draft_extend(
     max_seq_len: int,
 ) -> NextDraft:
     """Run the `w` emitted tokens through the draft; the row of the last accepted one gives the next draft."""
-    b, w = verdict.predict.shape
+    b = len(verdict.predict)
     start = draft_lens(inputs, shifted)
-    offsets = torch.arange(w, device=start.device)
-    positions = start[:, None] + offsets
+    read = extend_inputs(cache.row_table.slots, inputs.rows, start, verdict.predict, verdict.accept_lens)
     forward_batch = window_forward_batch(
         kv_pool=cache.draft_pool,
         row_table=cache.row_table,
         rows=inputs.rows,
         prefix_lens=start,
         max_prefix_len=max_seq_len + 1,
-        window_slots=cache.row_table.at(inputs.rows, positions),
-        window_positions=positions,
+        window_slots=read.slots,
+        window_positions=read.positions,
     )
-    newest = torch.arange(b, device=start.device) * w + verdict.accept_lens - 1
     out = draft.forward(
-        verdict.predict.clamp(min=0).flatten(),
-        positions.flatten(),
+        read.input_ids.flatten(),
+        read.positions.flatten(),
         forward_batch,
-        logits_at=newest,
+        logits_at=read.newest,
         target_hidden=verdict.hidden_states.flatten(0, 1) if shifted else None,
     )
-    hidden = out.hidden_states[newest] if shifted else out.hidden_states[newest, :0]
+    hidden = out.hidden_states[read.newest] if shifted else out.hidden_states[:b, :0]
     return first_level(draft, out.logits, hidden, shape, verdict.new_seq_lens + 1, sampling.to(start.device))
 
 

@@ -12,8 +12,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from spec_v2.kernels.build_tree import build_tree
+from spec_v2.kernels.draft_frontier import expand_frontier, start_frontier
+from spec_v2.kernels.row_slots import place_window
 from spec_v2.kernels.sample_nodes import SamplingInputs
-from spec_v2.kernels.top_k import top_k
+from spec_v2.kernels.top_k import top_k_probs
 from spec_v2.mem_cache.kv_cache_builder import KvCache
 from spec_v2.model_executor.forward_batch import window_forward_batch
 from spec_v2.model_executor.model_runner import ModelRunner
@@ -42,11 +44,6 @@ def root_only(inputs: StepInputs) -> DraftTree:
     )
 
 
-def draft_probs(logits: Float[Tensor, "r v"]) -> Float[Tensor, "r v"]:
-    """The drafter's probabilities in fp32. NaN counts as 0: a bad row loses its drafts and nothing else."""
-    return logits.float().softmax(-1).nan_to_num(0.0)
-
-
 def grow_tree(
     draft: ModelRunner,
     cache: KvCache,
@@ -57,63 +54,48 @@ def grow_tree(
     max_seq_len: int,
 ) -> DraftTree:
     """`num_steps - 1` draft forwards; the first level came with the previous step's draft-extend."""
-    b, k = inputs.next_draft.topk_index.shape
+    k = shape.topk
     start = draft_lens(inputs, shifted)
-    device = start.device
-    branch = torch.arange(k, device=device)
-
-    sampling = sampling.to(device)
-    all_probs = [inputs.next_draft.draft_probs]
-    tokens, scores = inputs.next_draft.topk_index, inputs.next_draft.topk_p.nan_to_num(0.0)
-    hidden = inputs.next_draft.hidden_states[:, None].expand(-1, k, -1)
-    frontier = branch.expand(b, k)  # candidate numbers of the frontier's nodes
-    visible = torch.zeros(b, k, 0, dtype=torch.bool, device=device)  # which earlier draft nodes are ancestors
-    myself = torch.eye(k, dtype=torch.bool, device=device).expand(b, k, k)
-    all_tokens, all_scores, all_parents = [tokens], [scores], [torch.full_like(tokens, -1)]
+    sampling = sampling.to(start.device)
+    given = inputs.next_draft
+    frontier, candidates = start_frontier(
+        given.topk_index, given.topk_p, given.hidden_states, shape.num_steps
+    )
+    all_probs = [given.draft_probs]
+    positions, slots = place_window(
+        cache.row_table.slots, inputs.rows, start, (shape.num_steps - 1) * k, per_position=k
+    )
 
     for step in range(shape.num_steps - 1):
-        visible = torch.cat([visible, myself], 2)
-        window = torch.arange((step + 1) * k, device=device)
+        window = (step + 1) * k  # draft nodes so far
         forward_batch = window_forward_batch(
             kv_pool=cache.draft_pool,
             row_table=cache.row_table,
             rows=inputs.rows,
             prefix_lens=start,
             max_prefix_len=max_seq_len + 1,
-            window_slots=cache.row_table.at(inputs.rows, start[:, None] + window),
-            window_positions=start[:, None] + window // k,
-            visible=visible,
+            window_slots=slots[:, :window],
+            window_positions=positions[:, :window],
+            visible=frontier.visible,
         )
         out = draft.forward(
-            tokens.flatten(),
-            (start[:, None] + step).expand(b, k).flatten(),
+            frontier.tokens.flatten(),
+            positions[:, step * k : window].flatten(),
             forward_batch,
-            target_hidden=hidden.flatten(0, 1) if shifted else None,
+            target_hidden=frontier.hidden_states.flatten(0, 1) if shifted else None,
         )
         # a draft of the token two behind this node: the node's own child
         child_positions = (inputs.seq_lens + step + 2).repeat_interleave(k)
         child_p, child_tokens, probs = choose(draft, out.logits, k, shape, child_positions, sampling)
         all_probs.append(probs)
-        child_scores = (scores[:, :, None] * child_p.view(b, k, k)).flatten(1)
-        child_tokens = child_tokens.view(b, k * k)
-        all_tokens.append(child_tokens)
-        all_scores.append(child_scores)
-        all_parents.append(frontier.repeat_interleave(k, 1))
-
-        scores, best = top_k(child_scores, k)
-        tokens = child_tokens.gather(1, best)
-        frontier = k + step * k * k + best
-        from_node = best // k
-        hidden = out.hidden_states.view(b, k, -1).gather(
-            1, from_node[:, :, None].expand(-1, -1, out.hidden_states.shape[-1])
-        )
-        visible = visible.gather(1, from_node[:, :, None].expand(-1, -1, visible.shape[2]))
+        hidden = out.hidden_states if shifted else out.hidden_states[:, :0]
+        frontier = expand_frontier(frontier, candidates, step + 1, child_p, child_tokens, hidden)
 
     tree = build_tree(
         root_tokens=inputs.bonus_tokens,
-        tokens=torch.cat(all_tokens, 1),
-        scores=torch.cat(all_scores, 1),
-        parents=torch.cat(all_parents, 1),
+        tokens=candidates.tokens,
+        scores=candidates.scores,
+        parents=candidates.parents,
         num_nodes=shape.num_draft_tokens,
     )
     return replace(tree, draft_probs=torch.stack(all_probs, 1)) if shape.rejection_sampling else tree
@@ -131,8 +113,8 @@ def choose(
     if shape.rejection_sampling:
         ids, probs = propose(logits, positions, sampling)
         return probs.gather(1, ids), ids, probs
-    values, ids = top_k(draft_probs(logits), topk)
-    return values, draft.to_target_ids(ids), logits.new_empty(len(logits), 0, dtype=torch.float32)
+    top_p, ids = top_k_probs(logits, topk, draft.target_ids)
+    return top_p, ids, logits.new_empty(len(logits), 0, dtype=torch.float32)
 
 
 def first_level(

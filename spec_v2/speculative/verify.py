@@ -10,14 +10,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from spec_v2.kernels.adjust_logits import TokenCounts, adjust_logits
+from spec_v2.kernels.commit_path import commit_path
 from spec_v2.kernels.sample_nodes import sample_nodes
 from spec_v2.kernels.top_k import top_k
-from spec_v2.kernels.tree_structure import ancestor_mask
+from spec_v2.kernels.tree_structure import place_tree
 from spec_v2.kernels.verify_tree import verify_tree
 from spec_v2.mem_cache.kv_cache_builder import KvCache
 from spec_v2.model_executor.forward_batch import extend_forward_batch, window_forward_batch
 from spec_v2.model_executor.model_runner import ModelRunner
 from spec_v2.scheduler.sampling_batch_info import SamplingBatchInfo
+from spec_v2.speculative.forced_acceptance import force_acceptance
 from spec_v2.speculative.rejection import accept_by_rejection
 from spec_v2.types import DraftTree, PromptStaging, StepInputs, TokenLogprobs, TreeShape, Verdict
 
@@ -40,83 +42,82 @@ def verify(
     """
     b, n = tree.tokens.shape
     info = sampling_info.to(inputs.rows.device)
-    visible = ancestor_mask(tree.parents)
-    depths = visible.sum(-1) - 1
-    positions = inputs.seq_lens[:, None] + depths
-    slots = cache.row_table.at(inputs.rows, inputs.seq_lens[:, None] + torch.arange(n, device=depths.device))
+    places = place_tree(tree.parents, inputs.seq_lens, inputs.rows, cache.row_table.slots)
     forward_batch = window_forward_batch(
         kv_pool=cache.target_pool,
         row_table=cache.row_table,
         rows=inputs.rows,
         prefix_lens=inputs.seq_lens,
         max_prefix_len=max_seq_len,
-        window_slots=slots,
-        window_positions=positions,
-        visible=visible,
+        window_slots=places.slots,
+        window_positions=places.positions,
+        visible=places.visible if shape.is_tree else None,
     )
-    out = target.forward(tree.tokens.flatten(), positions.flatten(), forward_batch)
+    out = target.forward(tree.tokens.flatten(), places.positions.flatten(), forward_batch)
     logits = out.logits.view(b, n, -1)
+    next_positions = places.positions + 1  # of the tokens that the nodes' logits choose
     adjusted = adjust_logits(
         logits,
         rows=inputs.rows,
         tokens=tree.tokens,
-        visible=visible,
-        positions=positions + 1,
+        visible=places.visible,
+        positions=next_positions,
         inputs=info.logits,
         counts=counts,
     )
     if shape.rejection_sampling:
-        accept_index, predict, accept_lens = accept_by_rejection(adjusted, positions + 1, tree, info.sampling)
+        accept_index, predict, accept_lens = accept_by_rejection(
+            adjusted, next_positions, tree, info.sampling
+        )
     else:
+        target_tokens = sample_nodes(adjusted, next_positions, info.sampling)
         accept_index, predict, accept_lens = verify_tree(
             tokens=tree.tokens,
             parents=tree.parents,
-            target_tokens=sample_nodes(adjusted, positions + 1, info.sampling),
+            target_tokens=target_tokens,
             longest_path=shape.longest_path,
         )
+        if shape.simulated_accept_length is not None:
+            accept_index, predict, accept_lens = force_acceptance(tree, places.visible, target_tokens, shape)
     if shape.is_tree:
-        move_accepted_kv(cache, slots, accept_index)
-    hidden = out.hidden_states.view(b, n, -1) if keep_hidden else out.hidden_states.new_empty(b, n, 0)
-    path = accept_index.clamp(min=0)
+        # the draft pool needs no move: draft-extend writes the accepted path anew
+        cache.target_pool.move_accepted(places.slots, accept_index)
+    hidden = out.hidden_states if keep_hidden else out.hidden_states[:, :0]
+    path = commit_path(
+        accept_index=accept_index,
+        accept_lens=accept_lens,
+        seq_lens=inputs.seq_lens,
+        positions=places.positions,
+        hidden_states=hidden.unflatten(0, (b, n)),
+    )
     return Verdict(
         predict=predict,
         accept_index=accept_index,
         accept_lens=accept_lens,
-        new_seq_lens=inputs.seq_lens + accept_lens,
-        draft_depths=depths.amax(1),
+        new_seq_lens=path.new_seq_lens,
+        draft_depths=path.draft_depths,
         match_lens=tree.match_lens,
-        hidden_states=hidden.gather(1, path[:, :, None].expand(-1, -1, hidden.shape[2])),
-        logprobs=token_logprobs(logits, path, predict, info.num_logprobs),
-    )
-
-
-def move_accepted_kv(cache: KvCache, slots: Int[Tensor, "b n"], accept_index: Int[Tensor, "b w"]) -> None:
-    """Move the target KV of accepted node `j`-th on the path to the `j`-th slot of the window.
-
-    The draft pool needs no move: draft-extend writes the accepted path anew. Past the path, slot 0 moves to
-    itself.
-    """
-    accepted = accept_index >= 0
-    source = slots.gather(1, accept_index.clamp(min=0))
-    target = slots[:, : accept_index.shape[1]]
-    cache.target_pool.move(
-        torch.where(accepted, source, 0).flatten(), torch.where(accepted, target, 0).flatten()
+        hidden_states=path.hidden_states,
+        logprobs=token_logprobs(logits, accept_index, predict, info.num_logprobs),
     )
 
 
 def token_logprobs(
-    logits: Float[Tensor, "b n v"], path: Int[Tensor, "b w"], predict: Int[Tensor, "b w"], num_logprobs: int
+    logits: Float[Tensor, "b n v"],
+    accept_index: Int[Tensor, "b w"],
+    predict: Int[Tensor, "b w"],
+    num_logprobs: int,
 ) -> TokenLogprobs:
     """Log-probabilities along the accepted path. `num_logprobs`: -1 for none, else how many of the most likely."""
-    b = len(path)
+    b, w = accept_index.shape
     if num_logprobs < 0:
         nothing = logits.new_empty(b, 0, 0, dtype=torch.float32)
         return TokenLogprobs(chosen=nothing[:, :, 0:0].sum(-1), top=nothing, top_ids=nothing.long())
+    path = accept_index.clamp(min=0)
     on_path = logits.gather(1, path[:, :, None].expand(-1, -1, logits.shape[2]))
     logprobs = on_path.float().log_softmax(-1)
-    # exp keeps the order and makes every entry fit for top_k, which wants numbers that are not negative
-    _, top_ids = top_k(logprobs.flatten(0, 1).exp(), max(num_logprobs, 1))
-    top_ids = top_ids[:, :num_logprobs].view(b, path.shape[1], num_logprobs)
+    _, top_ids = top_k(logprobs.flatten(0, 1), max(num_logprobs, 1))
+    top_ids = top_ids[:, :num_logprobs].view(b, w, num_logprobs)
     return TokenLogprobs(
         chosen=logprobs.gather(2, predict.clamp(min=0)[:, :, None])[:, :, 0],
         top=logprobs.gather(2, top_ids),

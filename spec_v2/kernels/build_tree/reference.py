@@ -15,11 +15,7 @@ def build_tree_reference(
     parents: Int[Tensor, "b c"],
     num_nodes: int,
 ) -> DraftTree:
-    """Keep the `num_nodes - 1` best of `c` candidates, in candidate order, under the root.
-
-    `parents` are candidate numbers, -1 for children of the root; a parent comes before its children and
-    scores no less, so the chosen set contains the parent of each of its members.
-    """
+    """The chosen in candidate order, so that parents stay before their children."""
     order = scores.sort(dim=1, descending=True, stable=True).indices
     chosen = order[:, : num_nodes - 1].sort(dim=1).values
     parent_candidates = parents.gather(1, chosen)

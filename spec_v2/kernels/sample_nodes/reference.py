@@ -38,14 +38,14 @@ class SamplingInputs:
 def sample_nodes_reference(
     logits: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], sampling: SamplingInputs
 ) -> Int[Tensor, "b n"]:
-    """The token at `positions` (absolute, of the token that is sampled), given the logits before it."""
+    """Both ways for every row, and the temperature says which one counts."""
     greedy = logits.argmax(-1)  # first maximum: ties go to the lowest id
     if sampling.all_greedy:
         return greedy
     b, n = positions.shape
     probs = node_probs(logits, sampling).flatten(0, 1)
     coins = position_coins(sampling.seeds[:, None].expand(b, n), positions)
-    sampled = inverse_cdf(probs, coins.flatten().to(probs.dtype)).view(b, n)
+    sampled = inverse_cdf_reference(probs, coins.flatten().to(probs.dtype)).view(b, n)
     return torch.where(sampling.temperatures[:, None] > 0, sampled, greedy)
 
 
@@ -78,24 +78,29 @@ def processed_probs(
     wide = logits if logits.dtype == torch.float64 else logits.float()
     scale = torch.where(temperatures > 0, temperatures, 1.0).to(wide.dtype)
     probs = (wide / scale[:, None]).softmax(-1)
-    if not any_filter:
-        return probs
+    return filter_probs(probs, top_ks, top_ps, min_ps) if any_filter else probs
+
+
+def filter_probs(
+    probs: Float[Tensor, "r v"],
+    top_ks: Int[Tensor, " r"],
+    top_ps: Float[Tensor, " r"],
+    min_ps: Float[Tensor, " r"],
+) -> Float[Tensor, "r v"]:
+    """Zero what the filters leave out; of equal probabilities the lower id ranks first."""
     ranked, ids = probs.sort(dim=-1, descending=True, stable=True)
     ranks = torch.arange(probs.shape[-1], device=probs.device)
     ranked = torch.where(ranks < top_ks[:, None], ranked, 0)
     before = ranked.cumsum(-1) - ranked  # mass of better tokens: the first one is always kept
-    limit = top_ps.to(wide.dtype)[:, None] * ranked.sum(-1, keepdim=True)
+    limit = top_ps.to(probs.dtype)[:, None] * ranked.sum(-1, keepdim=True)
     keep_all = top_ps[:, None] >= 1.0  # rounding must not drop the tail of an unfiltered row
     ranked = torch.where((before < limit) | keep_all, ranked, 0)
-    ranked = torch.where(ranked >= min_ps.to(wide.dtype)[:, None] * ranked[:, :1], ranked, 0)
+    ranked = torch.where(ranked >= min_ps.to(probs.dtype)[:, None] * ranked[:, :1], ranked, 0)
     return torch.zeros_like(probs).scatter(-1, ids, ranked)
 
 
-def inverse_cdf(weights: Float[Tensor, "r v"], coins: Float[Tensor, " r"]) -> Int[Tensor, " r"]:
-    """First id whose running sum exceeds `coin * total`; `0 <= coin < 1`. Its weight is positive.
-
-    A row without a positive weight, or with NaN, gives some id all the same: never one outside of the row.
-    """
+def inverse_cdf_reference(weights: Float[Tensor, "r v"], coins: Float[Tensor, " r"]) -> Int[Tensor, " r"]:
+    """A search in the running sum."""
     cdf = weights.cumsum(-1)
     total = cdf[:, -1:]
     below_total = torch.nextafter(total, torch.zeros_like(total))  # coin * total may round up to the total

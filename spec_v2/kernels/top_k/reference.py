@@ -5,14 +5,26 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 
-def top_k_reference(probs: Float[Tensor, "r v"], k: int) -> tuple[Float[Tensor, "r k"], Int[Tensor, "r k"]]:
-    """Values and ids, best first. `probs` are finite and not negative; ids of one row are distinct."""
-    left = probs.clone() if k > 1 else probs
-    values, ids = [], []
+def top_k_reference(values: Float[Tensor, "r v"], k: int) -> tuple[Float[Tensor, "r k"], Int[Tensor, "r k"]]:
+    """`k` rounds; what was taken becomes -inf, which nothing else is any more, so no id comes twice."""
+    # in float64 the stand-in for -inf is below every number of the other dtypes
+    left = values.double().clamp(min=torch.finfo(torch.float64).min) if k > 1 else values
+    ids = []
     for i in range(k):
-        best = left.argmax(-1, keepdim=True)
-        ids.append(best)
-        values.append(probs.gather(-1, best))
+        ids.append(left.argmax(-1, keepdim=True))
         if i + 1 < k:
-            left.scatter_(-1, best, -1.0)  # below every probability, so a taken id never comes again
-    return torch.cat(values, -1), torch.cat(ids, -1)
+            left.scatter_(-1, ids[-1], -torch.inf)
+    chosen = torch.cat(ids, -1)
+    return values.gather(-1, chosen), chosen
+
+
+def top_k_probs_reference(
+    logits: Float[Tensor, "r v"], k: int, id_map: Int[Tensor, " v"] | None = None
+) -> tuple[Float[Tensor, "r k"], Int[Tensor, "r k"]]:
+    """Chosen by logit, not by probability: far from the top, different logits have equal probabilities."""
+    wide = logits.float()
+    probs = wide.softmax(-1)
+    has_softmax = probs[:, :1].isfinite()  # one NaN makes the whole row NaN
+    _, ids = top_k_reference(torch.where(has_softmax, wide, 0.0), k)
+    top_p = torch.where(has_softmax, probs.gather(-1, ids), 0.0)
+    return top_p, ids if id_map is None else id_map[ids]

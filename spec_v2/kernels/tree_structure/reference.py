@@ -1,14 +1,25 @@
 """Pointer jumping: after `i` rounds a node knows its nearest `2**i` ancestors."""
 
+from dataclasses import dataclass
+
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, Int32
 from torch import Tensor
 
 
-def ancestor_mask(parents: Int[Tensor, "b n"]) -> Bool[Tensor, "b n n"]:
-    """`[i, j, a]`: node `a` is node `j` or an ancestor of it. A padding node sees itself only."""
+@dataclass(frozen=True, slots=True)
+class TreePlaces:
+    """Where the nodes of a batch's trees are: who sees whom, absolute positions, slots of their KV."""
+
+    visible: Bool[Tensor, "b n n"]
+    positions: Int[Tensor, "b n"]
+    slots: Int[Tensor, "b n"]
+
+
+def ancestor_mask_reference(parents: Int[Tensor, "b n"]) -> Bool[Tensor, "b n n"]:
+    """One more node, its own parent, stands for "no parent"."""
     b, n = parents.shape
-    nobody = n  # one more node, its own parent, stands for "no parent"
+    nobody = n
     pointer = torch.where(parents < 0, nobody, parents)
     pointer = torch.cat([pointer, torch.full_like(pointer[:, :1], nobody)], 1)
     seen = torch.eye(n + 1, dtype=torch.bool, device=parents.device).repeat(b, 1, 1)
@@ -18,6 +29,31 @@ def ancestor_mask(parents: Int[Tensor, "b n"]) -> Bool[Tensor, "b n n"]:
     return seen[:, :n, :n]
 
 
-def node_depths(parents: Int[Tensor, "b n"]) -> Int[Tensor, "b n"]:
-    """Edges between a node and the root; 0 for the root and for padding nodes."""
-    return ancestor_mask(parents).sum(-1) - 1
+def node_depths_reference(parents: Int[Tensor, "b n"]) -> Int[Tensor, "b n"]:
+    """Ancestors, without the node itself."""
+    return ancestor_mask_reference(parents).sum(-1) - 1
+
+
+def ancestor_bits_reference(parents: Int[Tensor, "b n"]) -> Int32[Tensor, "b n words"]:
+    """Bit 31 is the sign: it is summed in 64 bits and wraps around."""
+    n = parents.shape[1]
+    mask = torch.nn.functional.pad(ancestor_mask_reference(parents), (0, -n % 32))
+    words = mask.unflatten(2, (-1, 32)).long() << torch.arange(32, device=parents.device)
+    return words.sum(-1).to(torch.int32)
+
+
+def place_tree_reference(
+    parents: Int[Tensor, "b n"],
+    seq_lens: Int[Tensor, " b"],
+    rows: Int[Tensor, " b"],
+    row_slots: Int[Tensor, "rows width"],
+) -> TreePlaces:
+    """The nodes take consecutive row positions, whatever their depths are."""
+    n, width = parents.shape[1], row_slots.shape[1]
+    visible = ancestor_mask_reference(parents)
+    places = seq_lens[:, None] + torch.arange(n, device=parents.device)
+    return TreePlaces(
+        visible=visible,
+        positions=seq_lens[:, None] + visible.sum(-1) - 1,
+        slots=row_slots[rows[:, None], places.clamp(max=width - 1)].long(),
+    )

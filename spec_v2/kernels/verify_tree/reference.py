@@ -12,11 +12,7 @@ def verify_tree_reference(
     target_tokens: Int[Tensor, "b n"],
     longest_path: int,
 ) -> tuple[Int[Tensor, "b w"], Int[Tensor, "b w"], Int[Tensor, " b"]]:
-    """(`accept_index`, `predict`, `accept_lens`), with `w = longest_path + 1`.
-
-    `target_tokens[i, j]`: what the target says after node `j`. The last emitted token is the bonus. Of
-    siblings with the same token the lowest node is taken.
-    """
+    """A request that has stopped repeats its last node, masked by `alive`."""
     b = tokens.shape[0]
     node = torch.zeros(b, 1, dtype=torch.long, device=tokens.device)
     alive = torch.ones(b, 1, dtype=torch.bool, device=tokens.device)
