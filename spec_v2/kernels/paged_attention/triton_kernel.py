@@ -162,7 +162,8 @@ def attention_kernel(
     if SPLIT:
         blocks = tl.cdiv(hi - lo, BLOCK_N)
         per_split = tl.maximum(tl.cdiv(blocks, num_splits), MIN_SPLIT_BLOCKS)
-        used = tl.maximum(tl.cdiv(blocks, per_split), 1)
+        per_split = tl.cdiv(blocks, tl.cdiv(blocks, per_split))  # of one length, not full ones and a rest
+        used = tl.cdiv(blocks, per_split)
         if split >= used:
             return
         start = lo + split * per_split * BLOCK_N
