@@ -8,7 +8,7 @@ import torch
 
 import spec_v2.kernels.paged_attention as paged_attention_module
 from spec_v2.kernels.paged_attention import PagedView, TreeWindow, paged_attention
-from spec_v2.kernels.paged_attention.pack_kernel import pack_visible_triton
+from spec_v2.kernels.paged_attention.mask_bits import pack_visible_triton
 from spec_v2.kernels.paged_attention.reference import pack_visible_reference
 from spec_v2.kernels.paged_attention.tiling import Tiling, choose_splits, choose_tiling
 from spec_v2.kernels.paged_attention.triton_kernel import paged_attention_triton

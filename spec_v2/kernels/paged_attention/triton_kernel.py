@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from spec_v2.kernels.paged_attention.merge import merge_kernel, merge_tile, normalise
+from spec_v2.kernels.paged_attention.mask_bits import visible_keys
+from spec_v2.kernels.paged_attention.merge import merge_splits, merge_tile, normalise, scratch
 from spec_v2.kernels.paged_attention.tiling import Tiling, choose_splits, choose_tiling, num_sms
 
 if TYPE_CHECKING:
@@ -31,53 +32,6 @@ def tanh(x):
     e = tl.exp2(tl.abs(x) * (-2 * LOG2E))
     far = 1 - 2 * e / (1 + e)
     return tl.where(y < 0.25, near, tl.where(x < 0, -far, far))
-
-
-@triton.jit
-@no_type_check
-def one_word(words_ptr, index, WORDS: tl.constexpr):
-    inside = (index >= 0) & (index < WORDS)
-    word = tl.load(words_ptr + tl.minimum(tl.maximum(index, 0), WORDS - 1))
-    return tl.where(inside, word, 0).to(tl.uint64, bitcast=True)
-
-
-@triton.jit
-@no_type_check
-def window_bits(word, words_ptr, offset, WORDS: tl.constexpr):
-    """[BLOCK_M], 32 bits: bit `c` is window token `offset + c`; 0 before the window and behind it."""
-    if WORDS == 1:  # loaded already
-        shift = tl.minimum(tl.abs(offset), 63).to(tl.uint64)
-        moved = tl.where(offset >= 0, word >> shift, word << shift)
-        moved = tl.where(tl.abs(offset) < 64, moved, 0)
-    else:
-        index = offset >> 6  # rounds down
-        shift = (offset & 63).to(tl.uint64)
-        high = one_word(words_ptr, index + 1, WORDS)
-        # by 1 and then by the rest: no shift is as wide as the word
-        moved = (one_word(words_ptr, index, WORDS) >> shift) | ((high << 1) << (63 - shift))
-    return moved.to(tl.uint32)
-
-
-@triton.jit
-@no_type_check
-def visible_keys(
-    block_start, prefix, position, word, words_ptr,
-    BLOCK_N: tl.constexpr, WORDS: tl.constexpr, SLIDING_WINDOW: tl.constexpr,
-):  # fmt: skip
-    """[BLOCK_M, BLOCK_N]: does the pair see the key? Only for blocks that not all of the tile sees whole."""
-    column = tl.arange(0, BLOCK_N)[None, :]
-    key = block_start + column
-    seen = key <= position[:, None]
-    if SLIDING_WINDOW > 0:
-        seen = seen & (key > position[:, None] - SLIDING_WINDOW)
-    if WORDS > 0:
-        bits = window_bits(word, words_ptr, block_start - prefix, WORDS)[:, None]
-        for first in tl.static_range(32, BLOCK_N, 32):
-            more_bits = window_bits(word, words_ptr, block_start - prefix + first, WORDS)[:, None]
-            bits = tl.where(column < first, bits, more_bits)
-        in_tree = (bits >> (column & 31).to(tl.uint32)) & 1 != 0
-        seen = ((key < prefix) & seen) | in_tree
-    return seen
 
 
 @triton.jit(do_not_specialize=["table_width", "num_queries", "window_len", "num_splits"])
@@ -312,24 +266,5 @@ def paged_attention_triton(
         num_warps=tiling.num_warps, num_stages=tiling.num_stages,
     )  # fmt: skip
     if num_splits > 1 and not tiling.fused:
-        merge_kernel[(kv_heads * tiles_per_head, block_m, b)](
-            parts, stats, counts, query_starts, sinks, out, view.max_queries, num_splits, to_base_2,
-            KV_HEADS=kv_heads, GROUP=group, VALUE_DIM=value_dim,
-            BLOCK_M=block_m, BLOCK_DV=block_dv, BLOCK_S=min(16, triton.next_power_of_2(num_splits)),
-            num_warps=2,
-        )  # fmt: skip
+        merge_splits(parts, stats, counts, query_starts, sinks, out, view.max_queries, kv_heads, to_base_2)
     return out
-
-
-def scratch(
-    view: "PagedView", shape: tuple[int, int, int, int], fused: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the splits of a layer meet: partial values, statistics, counts. The forward's layers take turns."""
-    if (*shape, fused) not in view.scratch:
-        device = view.table.device
-        view.scratch[*shape, fused] = (
-            torch.empty(shape, dtype=torch.float32, device=device),
-            torch.empty(*shape[:3], 2, dtype=torch.float32, device=device),
-            torch.zeros(shape[0], dtype=torch.int32, device=device),
-        )
-    return view.scratch[*shape, fused]
