@@ -141,7 +141,7 @@ def test_an_engine_says_the_same(schedule, monkeypatch):
             for pool in (engine.scheduler.cache.target_pool, engine.scheduler.cache.draft_pool):
                 pool.paged_attention = paged
             recorder = Recorder(engine)
-            done = engine.generate([(1, 2, 3), tiny.random_prompt(5, 11)], SamplingParams(max_new_tokens=8))
+            done = engine.generate([(1, 2, 3), tiny.random_prompt(5, 11)], SamplingParams(max_new_tokens=6))
             steps = [(r.request, r.tokens, r.parents, r.accept_len) for r in recorder.records]
             histories.append(([d.output_ids for d in done], steps))
         assert bool(launches) == paged

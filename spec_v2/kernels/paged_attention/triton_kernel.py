@@ -239,9 +239,8 @@ def paged_attention_triton(
         max_keys = view.max_prefix_len + view.window_len
         max_keys = min(max_keys, (sliding_window or max_keys) + view.window_len)
         num_splits = choose_splits(tiles, max_keys, num_sms(device))
-    parts, stats, counts = (None,) * 3
-    if num_splits > 1:
-        parts, stats, counts = scratch(view, (tiles, num_splits, block_m, block_dv), tiling.fused)
+    shared = scratch(view, (tiles, num_splits, block_m, block_dv), tiling.fused) if num_splits > 1 else None
+    parts, stats, counts = shared or (None, None, None)
 
     query = query if query.stride(2) == 1 else query.contiguous()
     rows, prefix_lens = view.rows.contiguous(), view.prefix_lens.contiguous()
@@ -265,6 +264,6 @@ def paged_attention_triton(
         MIN_SPLIT_BLOCKS=tiling.min_split_blocks, WIDE=farthest >= 2**31,
         num_warps=tiling.num_warps, num_stages=tiling.num_stages,
     )  # fmt: skip
-    if num_splits > 1 and not tiling.fused:
-        merge_splits(parts, stats, counts, query_starts, sinks, out, view.max_queries, kv_heads, to_base_2)
+    if shared and not tiling.fused:
+        merge_splits(*shared, query_starts, sinks, out, view.max_queries, kv_heads, to_base_2)
     return out
