@@ -7,5 +7,6 @@ for the device, and the outputs are the only allocations.
 
 Kernels carry `@no_type_check` below `@triton.jit`: the hook that checks shapes under pytest would otherwise wrap the
 function, and Triton's compiler would then look for its names in the wrapper's module. Loops whose bounds are known at
-run time only are `while` loops: the interpreter of Triton 3.6 cannot take a `range` of them under numpy 2.4.
+run time only are `while` loops: the interpreter of Triton 3.6 cannot take a `range` of them under numpy 2.4. Attention
+has a `for` over a range all the same: Triton loads ahead in no other loop.
 """

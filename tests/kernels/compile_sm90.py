@@ -10,11 +10,15 @@ specialisation as on a GPU. Triton's interpreter must be off, so this is a proce
 import importlib
 import json
 import os
+import re
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 os.environ.pop("TRITON_INTERPRET", None)
 
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
@@ -33,6 +37,16 @@ class HopperWithoutGpu:
         return GPUTarget("cuda", 90, 32)
 
 
+def stack_bytes(cubin):
+    """Local memory per thread: what does not fit in registers is spilled there."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return max(int(stack) for stack in re.findall(r"STACK:(\d+)", usage))
+
+
 def compile_instead_of_launch(compiled):
     """From now on a launch appends what it compiled to `compiled`."""
     driver.set_active(HopperWithoutGpu())
@@ -47,6 +61,7 @@ def compile_instead_of_launch(compiled):
                 "target": target.split()[1].rstrip(","),
                 "cubin_bytes": len(kernel.asm["cubin"]),
                 "shared_bytes": kernel.metadata.shared,
+                "stack_bytes": stack_bytes(kernel.asm["cubin"]),
             }
         )
 

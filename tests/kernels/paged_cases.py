@@ -67,7 +67,7 @@ def make_case(
     return Case(query.to(DEVICE), keys.to(DEVICE), values.to(DEVICE), view)
 
 
-def tree_window(generator, prefixes, queries, window):
+def tree_window(generator, prefixes, queries, window, device=DEVICE):
     """Random trees: each node's parent is an earlier node or nobody. The queries are the last nodes."""
     b = len(prefixes)
     visible = torch.eye(window, dtype=torch.bool).repeat(b, 1, 1)
@@ -78,9 +78,9 @@ def tree_window(generator, prefixes, queries, window):
             if parent >= 0:
                 visible[i, node] |= visible[i, parent]
                 depths[i, node] = depths[i, parent] + 1
-    positions = (prefixes[:, None] + depths).to(DEVICE)
+    positions = (prefixes[:, None] + depths).to(device)
     return TreeWindow(
-        visible=visible[:, -queries:].to(DEVICE),
+        visible=visible[:, -queries:].to(device),
         query_positions=positions[:, -queries:],
         window_positions=positions,
     )

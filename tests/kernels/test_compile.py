@@ -48,6 +48,10 @@ def test_every_launch_compiles_for_hopper(compiled):
         for kernel in result["kernels"]:
             assert kernel["target"] in ("sm_90", "sm_90a"), (case, kernel)
             assert kernel["cubin_bytes"] > 0
+            assert kernel["stack_bytes"] <= 64, (
+                case,
+                kernel,
+            )  # a few words; more, and registers live in memory
             assert kernel["shared_bytes"] <= 227 * 1024, (case, kernel)  # what a program of an H200 can have
 
 

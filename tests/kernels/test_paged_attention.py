@@ -8,7 +8,7 @@ import torch
 
 import spec_v2.kernels.paged_attention as paged_attention_module
 from spec_v2.kernels.paged_attention import PagedView, TreeWindow, paged_attention
-from spec_v2.kernels.paged_attention.pack_kernel import pack_visible_triton
+from spec_v2.kernels.paged_attention.mask_bits import pack_visible_triton
 from spec_v2.kernels.paged_attention.reference import pack_visible_reference
 from spec_v2.kernels.paged_attention.tiling import Tiling, choose_splits, choose_tiling
 from spec_v2.kernels.paged_attention.triton_kernel import paged_attention_triton
@@ -33,6 +33,55 @@ OPTIONS = {
     "sinks": {"sinks": True},
     "all": {"sliding_window": 19, "softcap": 4.0, "sinks": True},
 }
+
+
+def launches():
+    """What compiles for sm_90: each tile in use, of models that people run, with every option at least once."""
+    half = {"dtype": torch.bfloat16, "device": "cpu"}
+
+    def call(queries, window, heads=32, kv_heads=8, dim=128, tiling=None, num_splits=1, half=half, **options):
+        pools = (torch.zeros(64, kv_heads, dim, **half) for _ in range(2))
+        prefix_lens = torch.zeros(4, dtype=torch.long)
+        view = PagedView(
+            table=torch.zeros(4, 64, dtype=torch.int32),
+            rows=torch.zeros(4, dtype=torch.long),
+            prefix_lens=prefix_lens,
+            max_prefix_len=4096,
+            max_queries=queries,
+            query_starts=torch.zeros(5, dtype=torch.long) if window is None else None,
+            window=None if window is None else tree_window(seeded(), prefix_lens, queries, window, "cpu"),
+        )
+        query = torch.zeros(4 * queries, heads, dim, **half)
+        arguments = {"scaling": 0.1, "tiling": tiling, "num_splits": num_splits} | options
+        return lambda: paged_attention_triton(query, *pools, view, **arguments)
+
+    small, gemma = {"heads": 9, "kv_heads": 3, "dim": 64}, {"heads": 16, "dim": 256, "sliding_window": 4096}
+    fp32 = {"half": {"dtype": torch.float32}}
+    fused = replace(choose_tiling(32, 128, 128, 2), fused=True)
+    tree = tree_window(seeded(), torch.zeros(4, dtype=torch.long), 8, 70, "cpu")
+    masks = (tree.visible, tree.query_positions, tree.window_positions)
+    return {
+        "mask": lambda: pack_visible_triton(*masks),
+        "mask of a sliding window": lambda: pack_visible_triton(*masks, 128),
+        "decode": call(1, 1, num_splits=8),
+        "verify": call(8, 8),
+        "verify in splits": call(8, 8, num_splits=2),
+        "verify in splits, merged at once": call(8, 8, num_splits=2, tiling=fused),
+        "verify 16 nodes": call(16, 16),
+        "verify 64 nodes": call(64, 64),
+        "verify 100 nodes": call(100, 100),
+        "prefill": call(512, None),
+        "prefill in splits": call(512, None, num_splits=2),
+        "small decode": call(1, 1, **small),
+        "small prefill": call(512, None, **small),
+        "sinks": call(4, 4, heads=64, dim=64, sliding_window=128, sinks=torch.zeros(64, **half)),
+        "softcap": call(4, 9, softcap=50.0, **gemma),
+        "softcap prefill": call(512, None, softcap=50.0, **gemma),
+        "odd dimension": call(4, 4, dim=96),
+        "wide dimension": call(4, 4, heads=8, kv_heads=1, dim=512),
+        "fp32": call(8, 8, **fp32),
+        "fp32 prefill": call(512, None, **fp32),
+    }
 
 
 def options_for(case, scaling=0.3, sinks=None, **options):
@@ -361,3 +410,29 @@ def test_splits_keep_the_device_busy():
         assert 1 <= splits <= 32
         waves = tiles * splits / 264
         assert waves / -(-tiles * splits // 264) > 0.6
+
+
+# --- on a GPU ---
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_recorded_launch_serves_other_lengths(fused):
+    """Bounds are the recording's, lengths those of the day: from one key to all that the rows can hold."""
+    case = make_case([3000, 2, 700], 4, window=6, heads=8, key_dim=64, dtype=torch.bfloat16)
+    tiling = replace(choose_tiling(16, 64, 64, 2), fused=fused)
+    attend(case, tiling, 5)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = attend(case, tiling, 5)
+    for pool in (case.keys, case.values):
+        pool.nan_to_num_(nan=1.0)  # rows change owners: all of them are used here
+    for prefixes in ([3000, 2, 700], [0, 2999, 1], [5, 3000, 2990], [256, 255, 257]):
+        case.view.rows.copy_(case.view.rows.roll(1))
+        shift = torch.tensor(prefixes, device=DEVICE) - case.view.prefix_lens
+        case.view.prefix_lens.add_(shift)
+        case.view.window.window_positions.add_(shift[:, None])  # the queries' positions are a part of these
+        for _ in range(3):
+            graph.replay()
+            assert_same(out, attend(case, tiling, 5))
+        assert rms(out - exact(case, scaling=0.3)) < 0.01

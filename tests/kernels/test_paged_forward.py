@@ -3,12 +3,13 @@
 import copy
 import math
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from spec_v2 import SamplingParams
-from spec_v2.kernels import dispatch
+from spec_v2.kernels import paged_attention as front_door
 from spec_v2.kernels.paged_attention import triton_kernel
 from spec_v2.kernels.tree_structure import ancestor_mask
 from spec_v2.mem_cache.kv_pool import KvPool, LayerGeometry, RowTable
@@ -26,7 +27,8 @@ PARENTS = [[-1, 0, 0, 1, 2, 4], [-1, 0, 1, 2, 3, -1]]  # a tree, and a chain wit
 
 @pytest.fixture(autouse=True)
 def kernel_everywhere(monkeypatch):
-    monkeypatch.setattr(dispatch, "runs_triton", lambda tensor: True)
+    """On a CPU too, in the interpreter; no other kernel is concerned."""
+    monkeypatch.setattr(front_door, "dispatch", SimpleNamespace(runs_triton=lambda tensor: True))
     if INTERPRETED:
         mend_interpreter(monkeypatch)
 
@@ -139,7 +141,7 @@ def test_an_engine_says_the_same(schedule, monkeypatch):
             for pool in (engine.scheduler.cache.target_pool, engine.scheduler.cache.draft_pool):
                 pool.paged_attention = paged
             recorder = Recorder(engine)
-            done = engine.generate([(1, 2, 3), tiny.random_prompt(5, 11)], SamplingParams(max_new_tokens=8))
+            done = engine.generate([(1, 2, 3), tiny.random_prompt(5, 11)], SamplingParams(max_new_tokens=6))
             steps = [(r.request, r.tokens, r.parents, r.accept_len) for r in recorder.records]
             histories.append(([d.output_ids for d in done], steps))
         assert bool(launches) == paged

@@ -116,7 +116,7 @@ def pack_visible(
 ) -> Int[Tensor, "b q words"]:
     """A window's mask as int64 words, narrowed to what a sliding window leaves of it. Any strides."""
     if dispatch.runs_triton(visible):
-        from spec_v2.kernels.paged_attention.pack_kernel import pack_visible_triton
+        from spec_v2.kernels.paged_attention.mask_bits import pack_visible_triton
 
         return pack_visible_triton(visible, query_positions, window_positions, sliding_window)
     return pack_visible_reference(visible, query_positions, window_positions, sliding_window)

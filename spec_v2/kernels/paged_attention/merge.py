@@ -4,10 +4,15 @@ Always in the order of the splits, so the result is the same bits whichever spli
 """
 
 import math
-from typing import no_type_check
+from typing import TYPE_CHECKING, no_type_check
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from spec_v2.kernels.paged_attention import PagedView
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
@@ -108,3 +113,41 @@ def merge_kernel(
     out = normalise(acc, top * to_base_2, total, sinks_ptr, head)
     row = (first_query + pair // GROUP) * (KV_HEADS * GROUP) + head
     tl.store(out_ptr + row * VALUE_DIM + dv, out.to(out_ptr.dtype.element_ty), mask=dv < VALUE_DIM)
+
+
+def merge_splits(
+    parts: Tensor,
+    stats: Tensor,
+    counts: Tensor,
+    query_starts: Tensor | None,
+    sinks: Tensor | None,
+    out: Tensor,
+    max_queries: int,
+    kv_heads: int,
+    to_base_2: float,
+) -> None:
+    """Merge all tiles that were split, into `out`."""
+    tiles, num_splits, block_m, block_dv = parts.shape
+    _, heads, value_dim = out.shape
+    group = heads // kv_heads
+    tiles_per_request = kv_heads * triton.cdiv(max_queries * group, block_m)
+    merge_kernel[(tiles_per_request, block_m, tiles // tiles_per_request)](
+        parts, stats, counts, query_starts, sinks, out, max_queries, num_splits, to_base_2,
+        KV_HEADS=kv_heads, GROUP=group, VALUE_DIM=value_dim,
+        BLOCK_M=block_m, BLOCK_DV=block_dv, BLOCK_S=min(16, triton.next_power_of_2(num_splits)),
+        num_warps=2,
+    )  # fmt: skip
+
+
+def scratch(
+    view: "PagedView", shape: tuple[int, int, int, int], fused: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the splits of a layer meet: partial values, statistics, counts. The forward's layers take turns."""
+    if (*shape, fused) not in view.scratch:
+        device = view.table.device
+        view.scratch[*shape, fused] = (
+            torch.empty(shape, dtype=torch.float32, device=device),
+            torch.empty(*shape[:3], 2, dtype=torch.float32, device=device),
+            torch.zeros(shape[0], dtype=torch.int32, device=device),
+        )
+    return view.scratch[*shape, fused]

@@ -22,7 +22,7 @@ def paged_attention_reference(
 ) -> Float[Tensor, "t heads value_dim"]:
     out = query.new_zeros(*query.shape[:2], values.shape[2])
     b, group_size = len(view.rows), query.shape[1] // keys.shape[1]
-    starts = range(0, len(query) + 1, max(view.max_queries, 1))
+    starts = list(range(0, len(query) + 1, max(view.max_queries, 1)))
     if view.query_starts is not None:
         starts = view.query_starts.tolist()
     for i in range(b):

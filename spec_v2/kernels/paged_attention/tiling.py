@@ -14,7 +14,8 @@ MAX_SPLITS = 64
 class Tiling:
     """One tile: `block_m` pairs of query token and head against `block_n` keys at a time.
 
-    `fused`: the last split of a tile to finish merges the tile; otherwise a second kernel does.
+    A split has at least `min_split_blocks` blocks. `fused`: the last split of a tile to finish merges the tile; otherwise
+    a second kernel does.
     """
 
     block_m: int
@@ -22,6 +23,7 @@ class Tiling:
     num_warps: int
     num_stages: int
     fused: bool = False
+    min_split_blocks: int = 4
 
 
 def choose_tiling(pairs: int, key_dim: int, value_dim: int, itemsize: int) -> Tiling:

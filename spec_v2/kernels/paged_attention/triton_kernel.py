@@ -12,14 +12,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from spec_v2.kernels.paged_attention.merge import merge_kernel, merge_tile, normalise
+from spec_v2.kernels.paged_attention.mask_bits import visible_keys
+from spec_v2.kernels.paged_attention.merge import merge_splits, merge_tile, normalise, scratch
 from spec_v2.kernels.paged_attention.tiling import Tiling, choose_splits, choose_tiling, num_sms
 
 if TYPE_CHECKING:
     from spec_v2.kernels.paged_attention import PagedView
 
 LOG2E = tl.constexpr(math.log2(math.e))
-MIN_SPLIT_BLOCKS = tl.constexpr(4)
 
 
 @triton.jit
@@ -32,53 +32,6 @@ def tanh(x):
     e = tl.exp2(tl.abs(x) * (-2 * LOG2E))
     far = 1 - 2 * e / (1 + e)
     return tl.where(y < 0.25, near, tl.where(x < 0, -far, far))
-
-
-@triton.jit
-@no_type_check
-def one_word(words_ptr, index, WORDS: tl.constexpr):
-    inside = (index >= 0) & (index < WORDS)
-    word = tl.load(words_ptr + tl.minimum(tl.maximum(index, 0), WORDS - 1))
-    return tl.where(inside, word, 0).to(tl.uint64, bitcast=True)
-
-
-@triton.jit
-@no_type_check
-def window_bits(word, words_ptr, offset, WORDS: tl.constexpr):
-    """[BLOCK_M], 32 bits: bit `c` is window token `offset + c`; 0 before the window and behind it."""
-    if WORDS == 1:  # loaded already
-        shift = tl.minimum(tl.abs(offset), 63).to(tl.uint64)
-        moved = tl.where(offset >= 0, word >> shift, word << shift)
-        moved = tl.where(tl.abs(offset) < 64, moved, 0)
-    else:
-        index = offset >> 6  # rounds down
-        shift = (offset & 63).to(tl.uint64)
-        high = one_word(words_ptr, index + 1, WORDS)
-        # by 1 and then by the rest: no shift is as wide as the word
-        moved = (one_word(words_ptr, index, WORDS) >> shift) | ((high << 1) << (63 - shift))
-    return moved.to(tl.uint32)
-
-
-@triton.jit
-@no_type_check
-def visible_keys(
-    block_start, prefix, position, word, words_ptr,
-    BLOCK_N: tl.constexpr, WORDS: tl.constexpr, SLIDING_WINDOW: tl.constexpr,
-):  # fmt: skip
-    """[BLOCK_M, BLOCK_N]: does the pair see the key? Only for blocks that not all of the tile sees whole."""
-    column = tl.arange(0, BLOCK_N)[None, :]
-    key = block_start + column
-    seen = key <= position[:, None]
-    if SLIDING_WINDOW > 0:
-        seen = seen & (key > position[:, None] - SLIDING_WINDOW)
-    if WORDS > 0:
-        bits = window_bits(word, words_ptr, block_start - prefix, WORDS)[:, None]
-        for first in tl.static_range(32, BLOCK_N, 32):
-            more_bits = window_bits(word, words_ptr, block_start - prefix + first, WORDS)[:, None]
-            bits = tl.where(column < first, bits, more_bits)
-        in_tree = (bits >> (column & 31).to(tl.uint32)) & 1 != 0
-        seen = ((key < prefix) & seen) | in_tree
-    return seen
 
 
 @triton.jit(do_not_specialize=["table_width", "num_queries", "window_len", "num_splits"])
@@ -106,7 +59,7 @@ def attention_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DK: tl.constexpr, BLOCK_DV: tl.constexpr,
     WORDS: tl.constexpr,  # int64 words of a tree mask; 0: causal
     SLIDING_WINDOW: tl.constexpr,  # 0: none
-    SOFTCAP: tl.constexpr, SPLIT: tl.constexpr, FUSED: tl.constexpr,
+    SOFTCAP: tl.constexpr, SPLIT: tl.constexpr, FUSED: tl.constexpr, MIN_SPLIT_BLOCKS: tl.constexpr,
     WIDE: tl.constexpr,  # slot * stride needs int64
 ):  # fmt: skip
     num_tiles = tl.num_programs(0) // KV_HEADS
@@ -163,7 +116,8 @@ def attention_kernel(
     if SPLIT:
         blocks = tl.cdiv(hi - lo, BLOCK_N)
         per_split = tl.maximum(tl.cdiv(blocks, num_splits), MIN_SPLIT_BLOCKS)
-        used = tl.maximum(tl.cdiv(blocks, per_split), 1)
+        per_split = tl.cdiv(blocks, tl.cdiv(blocks, per_split))  # of one length, not full ones and a rest
+        used = tl.cdiv(blocks, per_split)
         if split >= used:
             return
         start = lo + split * per_split * BLOCK_N
@@ -285,9 +239,8 @@ def paged_attention_triton(
         max_keys = view.max_prefix_len + view.window_len
         max_keys = min(max_keys, (sliding_window or max_keys) + view.window_len)
         num_splits = choose_splits(tiles, max_keys, num_sms(device))
-    parts, stats, counts = (None,) * 3
-    if num_splits > 1:
-        parts, stats, counts = scratch(view, (tiles, num_splits, block_m, block_dv), tiling.fused)
+    shared = scratch(view, (tiles, num_splits, block_m, block_dv), tiling.fused) if num_splits > 1 else None
+    parts, stats, counts = shared or (None, None, None)
 
     query = query if query.stride(2) == 1 else query.contiguous()
     rows, prefix_lens = view.rows.contiguous(), view.prefix_lens.contiguous()
@@ -307,28 +260,10 @@ def paged_attention_triton(
         KV_HEADS=kv_heads, GROUP=group, KEY_DIM=key_dim, VALUE_DIM=value_dim,
         BLOCK_M=block_m, BLOCK_N=tiling.block_n, BLOCK_DK=block_dk, BLOCK_DV=block_dv,
         WORDS=0 if bits is None else bits.shape[2], SLIDING_WINDOW=sliding_window or 0,
-        SOFTCAP=softcap is not None, SPLIT=num_splits > 1, FUSED=tiling.fused, WIDE=farthest >= 2**31,
+        SOFTCAP=softcap is not None, SPLIT=num_splits > 1, FUSED=tiling.fused,
+        MIN_SPLIT_BLOCKS=tiling.min_split_blocks, WIDE=farthest >= 2**31,
         num_warps=tiling.num_warps, num_stages=tiling.num_stages,
     )  # fmt: skip
-    if num_splits > 1 and not tiling.fused:
-        merge_kernel[(kv_heads * tiles_per_head, block_m, b)](
-            parts, stats, counts, query_starts, sinks, out, view.max_queries, num_splits, to_base_2,
-            KV_HEADS=kv_heads, GROUP=group, VALUE_DIM=value_dim,
-            BLOCK_M=block_m, BLOCK_DV=block_dv, BLOCK_S=min(16, triton.next_power_of_2(num_splits)),
-            num_warps=2,
-        )  # fmt: skip
+    if shared and not tiling.fused:
+        merge_splits(*shared, query_starts, sinks, out, view.max_queries, kv_heads, to_base_2)
     return out
-
-
-def scratch(
-    view: "PagedView", shape: tuple[int, int, int, int], fused: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the splits of a layer meet: partial values, statistics, counts. The forward's layers take turns."""
-    if (*shape, fused) not in view.scratch:
-        device = view.table.device
-        view.scratch[*shape, fused] = (
-            torch.empty(shape, dtype=torch.float32, device=device),
-            torch.empty(*shape[:3], 2, dtype=torch.float32, device=device),
-            torch.zeros(shape[0], dtype=torch.int32, device=device),
-        )
-    return view.scratch[*shape, fused]
