@@ -15,7 +15,7 @@ from typing import Any
 
 from legacy_compat.registry import Removal, by_code
 
-WIDTH = 110
+WIDTH = 100
 SCAN = "python -m legacy_compat scan ."
 PAGE = "docs/migration.md"
 
@@ -42,7 +42,7 @@ def what_happened(row: Removal) -> str:
         "unknown": "or an earlier release did",
     }.get(row.last_version, f"last in {row.last_version}")
     if row.kind == "behaviour":
-        return f"SGLang {row.removed_in} changed this: {row.old_path} ({last} as it was)"
+        return f"SGLang {row.removed_in} changed this: {row.old_path} (up to {row.last_version} as before)"
     verb = "changed" if row.category == "semantics" else "removed"
     kind = {"env": "environment variable"}.get(row.kind, row.kind)
     return f"SGLang {row.removed_in} {verb} the {kind} {row.old_path} ({last})"
