@@ -52,6 +52,11 @@ class Removal:
     source_pr: str
     aliases: tuple[str, ...] = ()
     distinctive: bool = False
+    evidence: Literal["sglang", "name"] = "sglang"
+    rewrite: str | None = None
+    arity: tuple[int, int] | None = None
+    position: int | None = None
+    trigger: Literal["passed", "not true"] = "passed"
 
     @property
     def name(self) -> str:
@@ -87,7 +92,11 @@ def load() -> tuple[Removal, ...]:
     """All rows, ordered by code. Raises ValueError, naming row and field, if the table breaks its schema."""
     rows: list[dict[str, Any]] = json.loads((FOLDER / "removals.json").read_text(encoding="utf-8"))
     check(rows, json.loads((FOLDER / "schema.json").read_text(encoding="utf-8")), "removals.json")
-    return tuple(Removal(**{**row, "aliases": tuple(row.get("aliases", ()))}) for row in rows)
+    lists = ("aliases", "arity")
+    return tuple(
+        Removal(**{name: tuple(value) if name in lists else value for name, value in row.items()})
+        for row in rows
+    )
 
 
 def by_code(code: str) -> Removal:

@@ -13,6 +13,7 @@ TYPES: dict[str, type | tuple[type, ...]] = {
     "array": list,
     "string": str,
     "boolean": bool,
+    "integer": int,
     "null": type(None),
 }
 
