@@ -22,7 +22,9 @@ PAGE = "docs/migration.md"
 
 def explain(row: Removal) -> str:
     """Eight lines at most: what happened, the replacements, what changes, and three ways on."""
-    changes = textwrap.wrap(f"Change:  {row.changes}", WIDTH, subsequent_indent=" " * 9)
+    changes = textwrap.wrap(
+        f"Change:  {row.changes}", WIDTH, subsequent_indent=" " * 9, break_on_hyphens=False
+    )
     lines = [
         f"{row.code}: {what_happened(row)}.",
         f"SGLang:  {row.sglang_replacement or 'nothing takes its place'}",

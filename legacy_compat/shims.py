@@ -116,6 +116,12 @@ class _Finder:
 
         def explain(attribute: str) -> Any:
             row = None if attribute.startswith("__") else by_path(f"{name}.{attribute}")
+            if (
+                row is not None
+                and row.kind == "module"
+                and _others_find(f"{name}.{attribute}", module.__path__)
+            ):
+                row = None  # it is there, and only has not been imported yet
             if former is not None:
                 try:
                     return former(attribute)
@@ -160,7 +166,9 @@ class _AttachAfterwards:
             _finder.attach(module)
 
 
-def _others_find(fullname: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+def _others_find(
+    fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+) -> ModuleSpec | None:
     for finder in sys.meta_path:
         if finder is not _finder and hasattr(finder, "find_spec"):
             spec = finder.find_spec(fullname, path, target)

@@ -1,3 +1,4 @@
+# ruff: noqa: BLE001, PT017, S102 - no pytest here, and code in strings is what is tested
 """How removed names behave, case by case. Plain asserts: this runs on every Python of the machine."""
 
 import copy
@@ -137,9 +138,7 @@ def python_itself_asks():
 
 
 def mocks():
-    error = raised(
-        errors.RemovedV1AttributeError, mock.patch("legacy_compat.EAGLEWorker.draft").start
-    )
+    error = raised(errors.RemovedV1AttributeError, mock.patch("legacy_compat.EAGLEWorker.draft").start)
     assert str(error).startswith(FACT)
     assert "EAGLEWorker" not in dir(mock.create_autospec(legacy_compat))
 
