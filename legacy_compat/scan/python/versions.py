@@ -1,0 +1,93 @@
+"""Conditions on SGLang's version: whether a branch only runs where a removed name still exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from legacy_compat.registry import version_key
+from legacy_compat.scan.python.names import Names
+from legacy_compat.scan.python.tree import dotted
+
+RELEASE = re.compile(r"\d+(\.\d+)+(\.?(post|rc|dev)\d*)?$")
+MIRRORED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.Gt,
+    ast.LtE: ast.GtE,
+    ast.Gt: ast.Lt,
+    ast.GtE: ast.LtE,
+    ast.Eq: ast.Eq,
+}
+NEGATED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.GtE,
+    ast.LtE: ast.Gt,
+    ast.Gt: ast.LtE,
+    ast.GtE: ast.Lt,
+    ast.NotEq: ast.Eq,
+}
+
+
+def is_guarded_by_version(names: Names, test: ast.AST, holds: bool, removed_in: str) -> bool:
+    """Whether a branch that runs when `test` is `holds` runs only on releases before `removed_in`."""
+    match test:
+        case ast.UnaryOp(op=ast.Not(), operand=inner):
+            return is_guarded_by_version(names, inner, not holds, removed_in)
+        case ast.BoolOp(op=op, values=values):
+            each = [is_guarded_by_version(names, value, holds, removed_in) for value in values]
+            return any(each) if isinstance(op, ast.And) == holds else all(each)
+        case ast.Name(id=name):
+            bound = names.bindings(name, test)
+            return any(
+                item.how == "value" and is_guarded_by_version(names, item.node, holds, removed_in)
+                for item in bound
+                if not isinstance(item.node, ast.Name)
+            )
+        case ast.Compare(left=left, ops=[op], comparators=[right]):
+            return _compares(names, left, type(op), right, holds, removed_in)
+    return False
+
+
+def _compares(
+    names: Names, left: ast.AST, op: type[ast.cmpop], right: ast.AST, holds: bool, removed_in: str
+) -> bool:
+    limit = _release(names, right)
+    asked = left
+    if limit is None:
+        limit, asked, op = _release(names, left), right, MIRRORED.get(op, op)
+    if limit is None or not _asks_version(names, asked):
+        return False
+    effective = op if holds else NEGATED.get(op, op)
+    removed = version_key(removed_in)
+    if effective is ast.Lt:
+        return limit <= removed
+    return effective in (ast.LtE, ast.Eq) and limit < removed
+
+
+def _release(names: Names, node: ast.AST) -> tuple[int, ...] | None:
+    """The release that an expression spells: "0.5.13", Version("0.5.13"), parse("0.5.13"), (0, 5, 13)."""
+    match node:
+        case ast.Constant(value=str(text)) if RELEASE.match(text):
+            numbers = re.match(r"[\d.]*\d", text)
+            post = re.search(r"post(\d+)", text)
+            key = tuple(int(part) for part in (numbers[0] if numbers else "0").split("."))
+            return (*key, int(post[1])) if post else key
+        case ast.Tuple(elts=parts) if parts and all(isinstance(part, ast.Constant) for part in parts):
+            values = [part.value for part in parts if isinstance(part, ast.Constant)]
+            return tuple(values) if all(isinstance(value, int) for value in values) else None
+        case ast.Call(args=[only]):
+            return _release(names, only)
+        case ast.Name(id=name):
+            values = [item.node for item in names.bindings(name, node) if item.how == "value"]
+            return (
+                _release(names, values[0])
+                if len(values) == 1 and not isinstance(values[0], ast.Name)
+                else None
+            )
+    return None
+
+
+def _asks_version(names: Names, node: ast.AST) -> bool:
+    """Whether an expression is about a version: its own words say so, or those of what it is a name for."""
+    words = [ast.unparse(node)]
+    for name in {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}:
+        words += [ast.unparse(item.node) for item in names.bindings(name, node) if item.how == "value"]
+    return any("version" in text.lower() for text in words) or dotted(node).endswith(("_VER", "_ver"))
