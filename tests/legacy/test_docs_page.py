@@ -18,7 +18,7 @@ EXAMPLES = re.findall(rf"^```python\n{BLOCK}\n```text\n{BLOCK}", TEXT, re.MULTIL
 
 
 def test_the_page_is_current():
-    assert docs_page.is_current(PAGE), "python -m legacy_compat docs --write docs/migration.md"
+    assert docs_page.is_current(PAGE), "python -m legacy_compat docs --output docs/migration.md"
 
 
 def test_writing(tmp_path):
