@@ -21,7 +21,7 @@ Extent = tuple[int, int, int, int]
 
 def edit_python(text: str, findings: Iterable[Finding]) -> str:
     """The source with the edits of `findings` made, except those of kind "text"."""
-    wrapper = MetadataWrapper(cst.parse_module(text))
+    wrapper = MetadataWrapper(cst.parse_module(text), unsafe_skip_copy=True)  # just parsed: no node stands twice
     return wrapper.visit(_Edits(findings)).code
 
 
@@ -36,6 +36,7 @@ class _Edits(Statements):
         self.old_modules: set[str] = set()
         self.members: dict[Extent, str] = {}
         self.templates: dict[Extent, str] = {}
+        self.bare_calls: set[Extent] = set()
         self.arguments: dict[Place, str | None] = {}  # new keyword, None to drop
         self.called: set[cst.Attribute] = set()
         self.negations: list[cst.UnaryOperation] = []
@@ -58,6 +59,9 @@ class _Edits(Statements):
             case "attribute":
                 self.members[extent] = edit.new
             case "rewrite":
+                if edit.uses:  # a call without its argument: where its function stands
+                    extent = (*edit.uses[0], *edit.uses[1])
+                    self.bare_calls.add(extent)
                 self.templates[extent] = edit.new
             case "drop-argument":
                 self.arguments[place] = None
@@ -107,17 +111,18 @@ class _Edits(Statements):
         return updated_node
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
-        changed = updated_node.with_changes(args=self._arguments(original_node, updated_node))
+        changed = updated_node
+        if self.arguments:
+            changed = _with_arguments(updated_node, self._arguments(original_node, updated_node))
         if original_node.func in self.called and isinstance(changed.func, cst.Attribute):
-            template = self.templates[self._extent(original_node.func)]
-            if changed.args and "{args}" not in template:
-                return changed
-            return self._filled(template, changed.func, changed, changed.args)
+            extent = self._extent(original_node.func)
+            template = self.templates[extent]
+            args = () if extent in self.bare_calls else changed.args
+            if not args or "{args}" in template:
+                return self._filled(template, changed.func, changed, args)
         return changed
 
     def _arguments(self, original: cst.Call, updated: cst.Call) -> Sequence[cst.Arg]:
-        if not self.arguments:
-            return updated.args
         doomed = set()
         args = []
         for old, new in zip(original.args, updated.args, strict=True):
@@ -204,3 +209,10 @@ class _Edits(Statements):
             if doomed
             else updated
         )
+
+
+def _with_arguments(call: cst.Call, args: Sequence[cst.Arg]) -> cst.Call:
+    """Without any left, the brackets close up."""
+    if args or not call.args:
+        return call.with_changes(args=args)
+    return call.with_changes(args=(), whitespace_before_args=cst.SimpleWhitespace(""))

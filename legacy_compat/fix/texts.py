@@ -39,6 +39,8 @@ class Allowed:
             return False
         if edit.kind == "drop-fallback":
             return self.drop_legacy
+        if found.severity == "info":  # nothing has to be done
+            return False
         return edit.safety == "safe" or self.unsafe
 
 

@@ -39,7 +39,7 @@ def _arguments(module: Module, call: ast.Call) -> None:
             and not (isinstance(call.func, ast.Attribute) and module.is_foreign(call.func.value))
         ):
             module.emit(
-                keyword, row, "argument", f"{_own_name(call)}({keyword.arg})", edit=_argument_edit(row)
+                keyword, row, "argument", f"{_own_name(call)}({keyword.arg})", edit=_argument_edit(module, call, row)
             )
 
 
@@ -59,7 +59,7 @@ def _check(module: Module, call: ast.Call, callee: str, name: str, row: Removal)
     if row.trigger == "not true":
         _check_switch(module, call, shown, given, row)
     elif given is not None:
-        module.emit(given, row, "argument", shown, edit=_argument_edit(row))
+        module.emit(given, row, "argument", shown, edit=_argument_edit(module, call, row))
     elif row.position is not None and not any(isinstance(one, ast.Starred) for one in call.args):
         place = row.position + _by_hand(module, call, callee, row)
         if place < len(call.args):
@@ -90,15 +90,28 @@ def _is_method(callee: str) -> bool:
     return callee.split(".")[-2:-1][0][:1].isupper()
 
 
-def _argument_edit(row: Removal) -> Edit | None:
+def _argument_edit(module: Module, call: ast.Call, row: Removal) -> Edit | None:
     if row.safety == "manual":
         return None
+    if row.rewrite:
+        return _call_edit(module, call, row, row.rewrite)
     if row.category == "removed":
         return Edit("drop-argument", row.safety)
     new = row.sglang_replacement or ""
     found = PARAMETER.match(new)
     name = found["name"] if found else new
     return Edit("rename-argument", row.safety, name) if name.isidentifier() else None
+
+
+def _call_edit(module: Module, call: ast.Call, row: Removal, template: str) -> Edit | None:
+    """Another call instead, where the argument is the only one and is True."""
+    if call.args or len(call.keywords) != 1 or not isinstance(call.func, ast.Attribute):
+        return None
+    value = call.keywords[0].value
+    if not (isinstance(value, ast.Constant) and value.value is True):
+        return None
+    span = module.span(call.func)
+    return Edit("rewrite", row.safety, template, ((span.line, span.column), (span.end_line, span.end_column)))
 
 
 def _own_name(call: ast.Call) -> str:
