@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # instead of this folder
 
-from legacy_compat.cli import main  # noqa: E402 - found by the line above
+from legacy_compat.cli import main  # found by the line above
 
 if __name__ == "__main__":
     sys.exit(main(["scan", *sys.argv[1:]]))

@@ -12,9 +12,10 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import FrameType, ModuleType
-from typing import Any
+from typing import Any, cast
 
 from legacy_compat.errors import (
     RemovedV1ImportError,
@@ -85,7 +86,7 @@ class _Finder:
         if spec is None:
             self._explain(fullname, chain, importer)
         elif fullname in self.watched and spec.loader is not None:
-            spec.loader = _AttachAfterwards(spec.loader)
+            spec.loader = cast(Loader, _AttachAfterwards(spec.loader))
         return spec
 
     def _explain(self, fullname: str, chain: list[str], importer: FrameType | None) -> None:

@@ -61,11 +61,16 @@ def stand_in(name: str) -> type:
         raise ValueError(f"name={name!r} is no removed class; the removed classes are {known}")
     if name != row.old_path:
         return stand_in(row.old_path)  # one class for all ways to name it
-    return _StandIn(row.name, (), {"removal": row, "__doc__": row.changes, "__module__": __name__})
+    made: type = _StandIn(row.name, (), {"removal": row, "__doc__": row.changes, "__module__": __name__})
+    return made
 
 
-# pickle would look for the class as an attribute of this module
-copyreg.pickle(_StandIn, lambda cls: (stand_in, (cls.removal.old_path,)))
+def _by_name(cls: _StandIn) -> tuple[Any, ...]:
+    return stand_in, (cls.removal.old_path,)
+
+
+# Left alone, pickle would look for the class as an attribute of this module.
+copyreg.pickle(_StandIn, _by_name)
 
 
 def create_worker(algorithm: str, server_args: Any, enable_overlap: bool | None = None) -> type:

@@ -92,11 +92,12 @@ def load() -> tuple[Removal, ...]:
     """All rows, ordered by code. Raises ValueError, naming row and field, if the table breaks its schema."""
     rows: list[dict[str, Any]] = json.loads((FOLDER / "removals.json").read_text(encoding="utf-8"))
     check(rows, json.loads((FOLDER / "schema.json").read_text(encoding="utf-8")), "removals.json")
-    lists = ("aliases", "arity")
-    return tuple(
-        Removal(**{name: tuple(value) if name in lists else value for name, value in row.items()})
-        for row in rows
-    )
+    return tuple(map(_removal, rows))
+
+
+def _removal(row: dict[str, Any]) -> Removal:
+    hashable: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in row.items()}
+    return Removal(**hashable)
 
 
 def by_code(code: str) -> Removal:

@@ -328,3 +328,11 @@ def test_importing_is_light():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_the_file_is_written_in_one_way():
+    """Fields in the schema's order, two spaces: a change of one row is a change of its lines alone."""
+    order = list(SCHEMA["items"]["properties"])
+    rows = [{name: row[name] for name in order if name in row} for row in RAW]
+    text = json.dumps(rows, indent=2, ensure_ascii=False) + "\n"
+    assert (FOLDER / "removals.json").read_text(encoding="utf-8") == text
