@@ -12,7 +12,7 @@ from legacy_compat.table_view import TOPICS
 
 INTRO = Path(__file__).with_name("migration_intro.md")
 PULL = "https://github.com/sgl-project/sglang/pull/"
-NOTE = "<!-- Made by `python -m legacy_compat docs --output docs/migration.md`; change the table or the intro. -->"
+NOTE = "<!-- Made by `python -m legacy_compat docs --write docs/migration.md`; change the table or the intro. -->"
 
 
 def render() -> str:

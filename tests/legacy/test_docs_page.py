@@ -2,13 +2,16 @@
 
 import contextlib
 import io
+import os
 import re
+import subprocess
 import sys
 
 import pytest
 
 from legacy_compat import docs_page, registry
 from legacy_compat.errors import anchor
+from legacy_compat.options import build_parser
 from tests.legacy.pythons import ROOT
 
 PAGE = ROOT / "docs" / "migration.md"
@@ -18,7 +21,7 @@ EXAMPLES = re.findall(rf"^```python\n{BLOCK}\n```text\n{BLOCK}", TEXT, re.MULTIL
 
 
 def test_the_page_is_current():
-    assert docs_page.is_current(PAGE), "python -m legacy_compat docs --output docs/migration.md"
+    assert docs_page.is_current(PAGE), "python -m legacy_compat docs --write docs/migration.md"
 
 
 def test_writing(tmp_path):
@@ -87,3 +90,33 @@ def test_the_traps_are_told():
         "ImportError",
     ):
         assert re.search(rf"^- \*\*.*{word}", TEXT, re.MULTILINE), word
+
+
+def test_the_commands_exist():
+    commands = re.findall(r"^\$ python -m legacy_compat (.*?)(?: {2,}#.*)?$", TEXT, re.MULTILINE)
+    assert len(commands) == 3
+    for command in (*commands, "docs --write docs/migration.md", "explain SV101", "scan ."):
+        build_parser().parse_args(command.split())
+
+
+def test_the_hook_that_the_page_names_is_there():
+    (hook,) = re.findall(r"^- id: (\S+)", (ROOT / ".pre-commit-hooks.yaml").read_text(), re.MULTILINE)
+    assert f"- id: {hook}" in TEXT
+
+
+def test_the_hook_runs_without_installing_anything(tmp_path):
+    """As pre-commit does: the file itself, from another folder, with arguments and the names of changed files."""
+    entry, arguments = re.search(
+        r"entry: (\S+)\n  args: \[(.*)\]", (ROOT / ".pre-commit-hooks.yaml").read_text()
+    ).groups()
+    old, new = tmp_path / "old.py", tmp_path / "new.py"
+    old.write_text("from sglang.srt.speculative.eagle_worker import EAGLEWorker\n")
+    new.write_text("from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2\n")
+    command = [sys.executable, "-I", ROOT / entry, *arguments.split(", ")]
+    bad = subprocess.run([*command, old, new], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (bad.returncode, bad.stderr) == (1, "")
+    assert "old.py:1:" in bad.stdout
+    assert "SV101" in bad.stdout
+    good = subprocess.run([*command, new], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (good.returncode, good.stderr) == (0, "")
+    assert os.access(ROOT / entry, os.X_OK)
