@@ -21,7 +21,9 @@ Extent = tuple[int, int, int, int]
 
 def edit_python(text: str, findings: Iterable[Finding]) -> str:
     """The source with the edits of `findings` made, except those of kind "text"."""
-    wrapper = MetadataWrapper(cst.parse_module(text), unsafe_skip_copy=True)  # just parsed: no node stands twice
+    wrapper = MetadataWrapper(
+        cst.parse_module(text), unsafe_skip_copy=True
+    )  # just parsed: no node stands twice
     return wrapper.visit(_Edits(findings)).code
 
 

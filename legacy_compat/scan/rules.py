@@ -9,6 +9,9 @@ from legacy_compat.registry import Removal, load
 
 PARAMETER = re.compile(r"(?P<callee>[\w.]+)\((?P<name>\w+)\)$")
 RESULT = re.compile(r"(\w+_\w+) of ")
+PUT_TOGETHER = re.compile(
+    rb"\b(?:sglang\.srt|speculative)\.(?:[{%]|[\"'](?!\w))"
+)  # the beginning of a module path
 IN_CODE = ("module", "class", "function", "method", "attribute")
 ROOT = "sglang"
 
@@ -100,20 +103,22 @@ class Rules:
     @cached_property
     def triggers(self) -> tuple[dict[bytes, re.Pattern[bytes]], dict[bytes, tuple[bytes, ...]]]:
         """Words without which a file holds nothing to find; and owners of names, which need a name too."""
-        words = {f"{ROOT}.srt.{end}" for end in ("{", "%", '"', "'")}
-        words.update(f"speculative.{end}" for end in ("{", "%", '"', "'"))
+        words: set[str] = set()
         pairs: dict[str, set[str]] = {}
         for row in self.rows:
             for path in row.paths if row.kind != "behaviour" else ():
                 if row.kind in ("env", "flag"):
                     words.update((path.lstrip("-"), path.lstrip("-").replace("-", "_")))
-                elif self.nearest(path.rpartition(".")[0]):
+                elif row.kind != "class" and self.nearest(path.rpartition(".")[0]):
                     continue  # its class's or module's own name is needed to reach it
                 elif row.kind in ("module", "class") or (row.distinctive and row.kind != "parameter"):
                     words.add(path.rpartition(".")[2])
                 else:
                     owner, _, name = path.rstrip(")").replace("(", ".").rpartition(".")
-                    pairs.setdefault(owner.rpartition(".")[2], set()).add(name)
+                    above, _, last = owner.rpartition(".")
+                    pairs.setdefault(last, set()).add(name)
+                    if row.position is not None or row.trigger != "passed":  # its name need not be there
+                        pairs[last].add(above.rpartition(".")[2])
         bounded = {
             word.encode(): re.compile(rb"\b" + re.escape(word.encode()) + rb"(?!\w)")
             for word in sorted(words)
@@ -129,6 +134,8 @@ class Rules:
         """
         words, pairs = self.triggers
         if any(word in data and bounded.search(data) for word, bounded in words.items()):
+            return True
+        if any(word in data for word in (b"import_module", b"__import__")) and PUT_TOGETHER.search(data):
             return True
         return any(owner in data and any(name in data for name in names) for owner, names in pairs.items())
 

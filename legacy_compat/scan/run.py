@@ -16,7 +16,7 @@ from legacy_compat.scan.files import File, Language, Walk, language_of
 from legacy_compat.scan.finding import NOTES, Finding, Report, Span
 from legacy_compat.scan.parts import code_blocks
 from legacy_compat.scan.plain import scan_plain
-from legacy_compat.scan.python import scan_python
+from legacy_compat.scan.python import module_path, scan_python
 from legacy_compat.scan.rules import ROOT, Rules
 from legacy_compat.scan.suppress import Suppressions, without_known
 from legacy_compat.scan.text import BOMS, Decoded, Places, decode, decode_python
@@ -91,7 +91,7 @@ def scan_bytes(path: str, data: bytes, rules: Rules, options: Options) -> tuple[
         needle = wide.text.encode("utf-8", "replace") if wide else b""
     else:
         needle = data
-    if not rules.may_concern(needle):
+    if not (rules.may_concern(needle) or _concerns_anyway(path, needle, rules, options)):
         return Kept([]), False
     decoded = decode(data)
     if decoded is None:
@@ -103,6 +103,13 @@ def scan_bytes(path: str, data: bytes, rules: Rules, options: Options) -> tuple[
     if silent and language != "notebook":  # a notebook's lines are its cells' and are asked there
         kept = [one for one in findings if not silent.cover(one.span.line, one.span.end_line, one.code)]
     return Kept(kept, len(findings) - len(kept)), parsed
+
+
+def _concerns_anyway(path: str, data: bytes, rules: Rules, options: Options) -> bool:
+    """Files that hold no removed name and still matter: a removed module itself, fields of results."""
+    if options.strict_results and any(name.encode() in data for name in rules.results):
+        return True
+    return f"/{ROOT}/" in f"/{path}" and module_path(path, options.package_root) in rules.modules
 
 
 def scan_decoded(

@@ -72,4 +72,4 @@ def scan_python(
     )
 
 
-__all__ = ["parse", "scan_python"]
+__all__ = ["module_path", "parse", "scan_python"]

@@ -12,15 +12,15 @@ from legacy_compat.scan.rules import PARAMETER, ROOT
 
 
 def find_calls(module: Module) -> None:
-    for node in module.tree.nodes:
-        if isinstance(node, ast.Call):
-            _arguments(module, node)
-            _server_arguments(module, node)
-        elif isinstance(node, ast.Assign):
-            for target in node.targets:
-                _unpacking(module, target, node.value)
-        elif isinstance(node, ast.Attribute):
-            _result(module, node)
+    for call in module.tree.of(ast.Call):
+        _arguments(module, call)
+        _server_arguments(module, call)
+    for node in module.tree.of(ast.Assign):
+        for target in node.targets:
+            _unpacking(module, target, node.value)
+    if module.strict_results:
+        for attribute in module.tree.of(ast.Attribute):
+            _result(module, attribute)
 
 
 # --- arguments ---
@@ -39,7 +39,11 @@ def _arguments(module: Module, call: ast.Call) -> None:
             and not (isinstance(call.func, ast.Attribute) and module.is_foreign(call.func.value))
         ):
             module.emit(
-                keyword, row, "argument", f"{_own_name(call)}({keyword.arg})", edit=_argument_edit(module, call, row)
+                keyword,
+                row,
+                "argument",
+                f"{_own_name(call)}({keyword.arg})",
+                edit=_argument_edit(module, call, row),
             )
 
 
@@ -165,7 +169,7 @@ def _arity(row: Removal, before: int) -> str:
 
 def _result(module: Module, node: ast.Attribute) -> None:
     """Fields of a result that hold something else today; only on request, as the name alone proves little."""
-    if not (module.strict_results and module.mentions_sglang and isinstance(node.ctx, ast.Load)):
+    if not (module.mentions_sglang and isinstance(node.ctx, ast.Load)):
         return
     row = module.rules.results.get(node.attr)
     if row and not module.is_defined_here(node.value, node.attr):

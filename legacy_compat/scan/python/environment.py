@@ -19,18 +19,19 @@ UNKNOWN = object()
 
 
 def find_environment(module: Module) -> None:
-    for node in module.tree.nodes:
-        match node:
-            case ast.Constant(value=str(text)):
-                for name, row in module.rules.env.items():
-                    if text == name:
-                        _named(module, node, row, name)
-                    elif name in text and text.count(name) == 1:
-                        _inside(module, node, row, name, text)
-            case ast.keyword(arg=str(name)) if name in module.rules.env:
-                _is_set(module, node, module.rules.env[name], name, node.value, "drop-argument")
-            case ast.Attribute(attr=name) if name in module.rules.env:
-                _descriptor(module, node, module.rules.descriptors[name], name)
+    variables = module.rules.env
+    for node in module.tree.of(ast.Constant):
+        for name, row in variables.items() if isinstance(node.value, str) else ():
+            if node.value == name:
+                _named(module, node, row, name)
+            elif name in node.value:
+                _inside(module, node, row, name, node.value)
+    for keyword in module.tree.of(ast.keyword):
+        if keyword.arg in variables:
+            _is_set(module, keyword, variables[keyword.arg], keyword.arg, keyword.value, "drop-argument")
+    for attribute in module.tree.of(ast.Attribute):
+        if attribute.attr in variables:
+            _descriptor(module, attribute, module.rules.descriptors[attribute.attr], attribute.attr)
 
 
 def _severity(row: Removal, state: bool | None) -> Severity:

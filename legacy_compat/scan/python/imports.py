@@ -13,16 +13,15 @@ from legacy_compat.scan.rules import ROOT
 
 
 def find_imports(module: Module) -> None:
-    for node in module.tree.nodes:
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                if found := module.rules.nearest(alias.name):
-                    edit = _module_edit(module, alias, found[1]) if found[0] == alias.name else None
-                    if edit:
-                        module.moved.add(alias.name)
-                    module.emit(alias, found[1], "import", alias.name, edit=edit)
-        elif isinstance(node, ast.ImportFrom):
-            _from(module, node)
+    for node in module.tree.of(ast.Import):
+        for alias in node.names:
+            if found := module.rules.nearest(alias.name):
+                edit = _module_edit(module, alias, found[1]) if found[0] == alias.name else None
+                if edit:
+                    module.moved.add(alias.name)
+                module.emit(alias, found[1], "import", alias.name, edit=edit)
+    for source in module.tree.of(ast.ImportFrom):
+        _from(module, source)
 
 
 def _from(module: Module, node: ast.ImportFrom) -> None:
@@ -89,7 +88,7 @@ def _may_be_renamed(module: Module, alias: ast.alias, local: str, new: str) -> b
         new in scope for scope in module.names.scopes.values()
     ):
         return False
-    texts = (node.value for node in module.tree.nodes if isinstance(node, ast.Constant))
+    texts = (node.value for node in module.tree.of(ast.Constant))
     return not any(isinstance(text, str) and _spells(text, local) for text in texts)
 
 
@@ -114,8 +113,8 @@ def _module_edit(module: Module, alias: ast.alias, row: Removal) -> Edit | None:
 def _asked(module: Module, local: str) -> list[ast.Attribute] | None:
     """The expressions `local.name`; None if the name is also used for something else, or rebound."""
     found = []
-    for node in module.tree.nodes:
-        if isinstance(node, ast.Name) and node.id == local:
+    for node in module.tree.of(ast.Name):
+        if node.id == local:
             parent = module.tree.parent(node)
             if not isinstance(parent, ast.Attribute):
                 return None
@@ -125,8 +124,7 @@ def _asked(module: Module, local: str) -> list[ast.Attribute] | None:
 
 def _asked_in_full(module: Module, path: str) -> list[ast.Attribute]:
     """The expressions `sglang.srt...module.name`."""
-    nodes = module.tree.nodes
-    return [node for node in nodes if isinstance(node, ast.Attribute) and dotted(node.value) == path]
+    return [node for node in module.tree.of(ast.Attribute) if dotted(node.value) == path]
 
 
 def _all_go_along(module: Module, row: Removal, asked: list[ast.Attribute] | None) -> bool:

@@ -15,19 +15,12 @@ SETTERS = ("setattr", "delattr", "object")  # the last is mock's patch.object
 
 
 def find_members(module: Module) -> None:
-    imported = {
-        alias.name
-        for node in module.tree.nodes
-        if isinstance(node, ast.Import)
-        for alias in node.names
-        if not alias.asname
-    }
-    for node in module.tree.nodes:
-        if isinstance(node, ast.Attribute):
-            if dotted(node) not in imported:  # `import a.b` has its own finding
-                _attribute(module, node)
-        elif isinstance(node, ast.Call):
-            _by_string(module, node)
+    imported = {alias.name for node in module.tree.of(ast.Import) for alias in node.names if not alias.asname}
+    for node in module.tree.of(ast.Attribute):
+        if dotted(node) not in imported:  # `import a.b` has its own finding
+            _attribute(module, node)
+    for call in module.tree.of(ast.Call):
+        _by_string(module, call)
 
 
 # --- owner.name ---
@@ -140,10 +133,9 @@ def _row_of(module: Module, owner: ast.AST, name: str) -> Removal | None:
 
 
 def find_classes(module: Module) -> None:
-    for node in module.tree.nodes:
-        if isinstance(node, ast.ClassDef):
-            _bases(module, node)
-            _definitions(module, node)
+    for node in module.tree.of(ast.ClassDef):
+        _bases(module, node)
+        _definitions(module, node)
 
 
 def _bases(module: Module, klass: ast.ClassDef) -> None:

@@ -13,6 +13,11 @@ from typing import Literal
 
 from legacy_compat.scan.python.tree import Function, Tree, decorators, dotted, first_argument
 
+BINDING: tuple[type[ast.AST], ...] = (
+    ast.Import, ast.ImportFrom, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Assign,
+    ast.AnnAssign, ast.NamedExpr, ast.For, ast.AsyncFor, ast.comprehension, ast.withitem, ast.ExceptHandler,
+    ast.AugAssign,
+)  # fmt: skip
 DEPTH = 12  # of names that stand for names
 
 
@@ -57,11 +62,10 @@ class Names:
         self.attributes: dict[tuple[ast.ClassDef, str], list[ast.AST]] = {}  # self.name = value
         self._globals = {
             (tree.scope(node), name): isinstance(node, ast.Global)
-            for node in tree.nodes
-            if isinstance(node, (ast.Global, ast.Nonlocal))
+            for node in tree.of(ast.Global, ast.Nonlocal)
             for name in node.names
         }
-        for node in tree.nodes:
+        for node in tree.of(*BINDING):
             self._bind(node)
 
     # --- what binds a name ---
@@ -199,10 +203,9 @@ class Names:
 
     def uses(self, alias: ast.alias, name: str) -> Iterator[ast.Name]:
         """The nodes that read what an import bound."""
-        for node in self.tree.nodes:
-            if isinstance(node, ast.Name) and node.id == name:
-                if any(item.node is alias for item in self.bindings(name, node)):
-                    yield node
+        for node in self.tree.of(ast.Name):
+            if node.id == name and any(item.node is alias for item in self.bindings(name, node)):
+                yield node
 
     def bound_once(self, alias: ast.alias, name: str) -> bool:
         """Whether an import is all that binds its name, in any scope of the file."""

@@ -18,14 +18,14 @@ IMPORT_IN_TEXT = re.compile(r"^\s*(?:from|import)\s", re.MULTILINE)
 
 
 def find_strings(module: Module) -> None:
-    for node in module.tree.nodes:
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            if not isinstance(module.tree.parent(node), ast.JoinedStr):
-                _literal(module, node, node.value)
-        elif isinstance(node, PUT_TOGETHER) and not _is_part_of_larger(module, node):
+    for literal in module.tree.of(ast.Constant):
+        if isinstance(literal.value, str) and not isinstance(module.tree.parent(literal), ast.JoinedStr):
+            _literal(module, literal, literal.value)
+    for node in module.tree.of(*PUT_TOGETHER):
+        if not _is_part_of_larger(module, node):
             _put_together(module, node)
-        elif isinstance(node, ast.Compare):
-            _compare(module, node)
+    for comparison in module.tree.of(ast.Compare):
+        _compare(module, comparison)
 
 
 def is_docstring(module: Module, node: ast.AST) -> bool:
@@ -247,8 +247,9 @@ def _class_named(module: Module, literal: ast.AST) -> Removal | None:
 
 def find_annotations(module: Module) -> None:
     """`"EAGLEWorker"` as an annotation, where nothing imports the name."""
-    for node in module.tree.nodes:
-        spec = getattr(node, "annotation", None) or (node.returns if isinstance(node, Function) else None)
-        row = _class_named(module, spec) if spec is not None else None
-        if row and module.mentions_sglang and not module.names.bindings(row.name, node):
-            module.emit(spec, row, "name", row.name, severity="warning", note="an annotation")
+    noted = [node.annotation for node in module.tree.of(ast.arg, ast.AnnAssign)]  # type: ignore[attr-defined]
+    noted += [node.returns for node in module.tree.of(*Function)]  # type: ignore[attr-defined]
+    for annotation in filter(None, noted):
+        row = _class_named(module, annotation)
+        if row and module.mentions_sglang and not module.names.bindings(row.name, annotation):
+            module.emit(annotation, row, "name", row.name, severity="warning", note="an annotation")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from typing import TypeVar
 
 Scoped = (
     ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef,
@@ -15,6 +16,9 @@ Collection = (ast.Tuple, ast.List, ast.Set, ast.Dict)
 _SHARED = (ast.expr_context, ast.operator, ast.boolop, ast.unaryop, ast.cmpop)  # one object for all places
 
 
+N = TypeVar("N", bound=ast.AST)
+
+
 class Tree:
     """Nodes in source order, each with its parent and the field of the parent that holds it."""
 
@@ -22,17 +26,25 @@ class Tree:
         self.root = root
         self.nodes: list[ast.AST] = []
         self.parents: dict[ast.AST, tuple[ast.AST, str]] = {}
+        self._kinds: dict[type[ast.AST], list[ast.AST]] = {}
         stack: list[ast.AST] = [root]
         while stack:  # not recursive: generated code nests deeper than Python's stack
             node = stack.pop()
             self.nodes.append(node)
+            self._kinds.setdefault(type(node), []).append(node)
             children = []
-            for field, value in ast.iter_fields(node):
+            for field in node._fields:
+                value = getattr(node, field, None)
                 for child in value if isinstance(value, list) else (value,):
                     if isinstance(child, ast.AST) and not isinstance(child, _SHARED):
                         self.parents[child] = (node, field)
                         children.append(child)
             stack.extend(reversed(children))
+
+    def of(self, *kinds: type[N]) -> Iterator[N]:
+        """All nodes of these types, one type after the other, each in source order."""
+        for kind in kinds:
+            yield from self._kinds.get(kind, ())  # type: ignore[misc]
 
     def parent(self, node: ast.AST) -> ast.AST | None:
         return self.parents[node][0] if node in self.parents else None
