@@ -81,7 +81,7 @@ def _removed() -> dict[str, Removal]:
     """Rows by bare name, where that says enough: module level, and members that only one thing ever had."""
     found: dict[str, Removal] = {}
     module_level = ("class", "function", "module")
-    for row in sorted(registry.load(), key=lambda row: (row.kind not in module_level, row.code)):
+    for row in registry.load():
         if row.kind in module_level or row.distinctive:
             found.setdefault(row.name, row)
     return found

@@ -109,8 +109,8 @@ class RemovedV1AttributeError(RemovedV1Error, AttributeError):
     """For `module.Old`, so that hasattr, getattr with a default, inspect and mock go on working."""
 
     def __init__(self, removal: Removal, **context: Any) -> None:
-        # Without an object Python has nothing to search for a similar name to suggest.
-        super().__init__(removal, **{"name": removal.name, "obj": None, **context})
+        # Given a name, Python adds no module of its own, in which it would look for similar names to suggest.
+        super().__init__(removal, **{"name": removal.name, **context})
 
 
 class RemovedV1UsageError(RemovedV1Error, RuntimeError):

@@ -17,12 +17,7 @@ from importlib.machinery import ModuleSpec
 from types import FrameType, ModuleType
 from typing import Any, cast
 
-from legacy_compat.errors import (
-    RemovedV1ImportError,
-    RemovedV1ModuleNotFoundError,
-    RemovedV1Warning,
-    error_for,
-)
+from legacy_compat.errors import RemovedV1ModuleNotFoundError, RemovedV1Warning, error_for
 from legacy_compat.registry import by_path, load
 
 
@@ -97,13 +92,10 @@ class _Finder:
             return
         parent = sys.modules.get(fullname.rpartition(".")[0])
         if parent is not None and parent.__name__ in self.watched:
-            self.attach(parent)  # a package without __init__.py has no loader that could have done it
-        error: RemovedV1ImportError
-        if importer is not None and importer.f_code.co_name == "_handle_fromlist":
-            # importlib passes over a ModuleNotFoundError at this point, and Python then reports something else
-            error = RemovedV1ImportError(row, name=fullname.rpartition(".")[0])
-        else:
-            error = RemovedV1ModuleNotFoundError(row, name=fullname)
+            # A package without __init__.py had no loader that could do it. And importlib passes over the error
+            # below if it was trying a name of a `from` list; then this is who is asked.
+            self.attach(parent)
+        error = RemovedV1ModuleNotFoundError(row, name=fullname)
         if fullname in self.above and fullname not in self.removed_modules:
             error.add_note(f"(Here, {fullname} itself is not installed.)")
         raise error
@@ -116,7 +108,7 @@ class _Finder:
         former = module.__dict__.get("__getattr__")
 
         def explain(attribute: str) -> Any:
-            row = None if attribute.startswith("__") else by_path(f"{name}.{attribute}")
+            row = by_path(f"{name}.{attribute}")
             if (
                 row is not None
                 and row.kind == "module"
@@ -185,14 +177,9 @@ def _others_find(
 
 
 def _import_chain(frame: FrameType | None) -> tuple[list[str], FrameType | None]:
-    """The modules whose import led here, innermost first, and the frame that began it: the importer's.
-
-    Trying a name of a `from` list as a submodule is importlib's own import: it is the importer then.
-    """
+    """The modules whose import led here, innermost first, and the frame that began it: the importer's."""
     chain: list[str] = []
     while frame is not None and frame.f_code.co_filename == "<frozen importlib._bootstrap>":
-        if frame.f_code.co_name == "_handle_fromlist":
-            break
         if frame.f_code.co_name == "_find_and_load_unlocked":
             chain.append(frame.f_locals["name"])
         frame = frame.f_back

@@ -26,7 +26,7 @@ class _StandIn(type):
         raise RemovedV1UsageError(cls.removal)
 
     def __getattr__(cls, name: str) -> NoReturn:
-        row = None if name.startswith("__") else registry.by_path(f"{cls.removal.old_path}.{name}")
+        row = registry.by_path(f"{cls.removal.old_path}.{name}")
         if row is None:
             raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")
         raise RemovedV1AttributeError(row)

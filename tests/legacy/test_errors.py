@@ -130,6 +130,12 @@ def test_the_fields_that_errors_share():
         assert error.replacement == "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft"
         assert error.hint == row.changes
     assert errors.RemovedV1UsageError(registry.by_code("SV520")).replacement is None
+    waits = registry.by_path("sglang.srt.managers.schedule_batch.ScheduleBatch.maybe_wait_verify_done")
+    assert waits.sglang_replacement is None
+    assert (
+        errors.RemovedV1UsageError(waits).replacement
+        == "spec_v2.scheduler.future_map.FutureMap.publish_ready"
+    )
     for kind, builtin in (
         (errors.RemovedV1ImportError, ImportError),
         (errors.RemovedV1ModuleNotFoundError, ModuleNotFoundError),

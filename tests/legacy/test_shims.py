@@ -20,6 +20,8 @@ AFTER_V1 = {
         "        return 'kept alive by the module itself'\n"
         "    raise AttributeError(f'{name} is not here')\n"
     ),
+    "speculative/base_spec_worker.py": "class BaseSpecWorker: pass\n",
+    "speculative/adaptive_spec_params.py": "import legacy_compat\nlegacy_compat.uninstall()\n",
     "managers/schedule_batch.py": "class ScheduleBatch: pass\n",
 }
 WITH_V1 = {"speculative/eagle_worker.py": "class EAGLEWorker:\n    def verify(self): pass\n"}
@@ -49,6 +51,13 @@ def test_with_an_sglang_after_v1(python, tmp_path):
 @ALL
 def test_with_packages_that_have_no_init_file(python, tmp_path):
     assert run(python, PROBE, "namespace", make_tree(tmp_path, AFTER_V1, packages=False)) == "ok\n"
+
+
+@ALL
+@pytest.mark.parametrize("first", ["first-import", "first-patch"])
+@pytest.mark.parametrize("packages", [True, False], ids=["packages", "namespaces"])
+def test_what_happens_first(python, first, packages, tmp_path):
+    assert run(python, PROBE, first, make_tree(tmp_path, AFTER_V1, packages)) == "ok\n"
 
 
 @ALL

@@ -330,6 +330,15 @@ def test_importing_is_light():
     assert done.stdout.split() == []
 
 
+def test_python_asking_for_its_own_names_reads_no_table():
+    code = (
+        "import legacy_compat, inspect; inspect.unwrap(legacy_compat); hasattr(legacy_compat, '__wrapped__');"
+        "dir(legacy_compat); print(legacy_compat.registry.load.cache_info().currsize)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "0\n"
+
+
 def test_the_file_is_written_in_one_way():
     """Fields in the schema's order, two spaces: a change of one row is a change of its lines alone."""
     order = list(SCHEMA["items"]["properties"])

@@ -1,5 +1,6 @@
 """list_replacements gives the table, finds rows in it and draws them."""
 
+import dataclasses
 import json
 import re
 from html.parser import HTMLParser
@@ -117,6 +118,15 @@ def test_html_says_the_same_without_styles():
         assert gone == f"{row.old_path}{row.kind}, {row.removed_in}"
         assert instead == f"SGLang: {row.sglang_replacement or '–'}spec_v2: {row.spec_v2_replacement or '–'}"
         assert (fix, changes) == (row.safety, row.changes)
+
+
+def test_html_shows_what_looks_like_html():
+    row = dataclasses.replace(
+        registry.by_code("SV101"), changes="a < b & <b>c</b>", sglang_replacement="x.<y>"
+    )
+    _, _, (_, _, instead, _, changes) = read(Replacements([row])._repr_html_())
+    assert changes == "a < b & <b>c</b>"
+    assert instead.startswith("SGLang: x.<y>")
 
 
 def test_html_takes_its_colours_from_the_page():

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import pickle
 import sys
+import traceback
 import types
 from unittest import mock
 
@@ -49,6 +50,19 @@ def from_import():
         error = raised(errors.RemovedV1ImportError, run(code))
         assert str(error).startswith(FACT), code
         assert error.name == "legacy_compat"
+
+
+def in_a_function_of_an_unlucky_name():
+    def _handle_fromlist():
+        return legacy_compat.EAGLEWorker
+
+    raised(errors.RemovedV1AttributeError, _handle_fromlist)
+
+
+def nothing_is_suggested():
+    """Python would add "Did you mean: 'create_worker'?" to the message about eagle_worker."""
+    error = raised(errors.RemovedV1AttributeError, lambda: legacy_compat.eagle_worker)
+    assert "Did you mean" not in "".join(traceback.format_exception(error))
 
 
 def from_a_module_that_is_no_package():
@@ -172,6 +186,8 @@ if __name__ == "__main__":
     for check in (
         attribute,
         from_import,
+        in_a_function_of_an_unlucky_name,
+        nothing_is_suggested,
         from_a_module_that_is_no_package,
         many_times,
         under_a_tracer,

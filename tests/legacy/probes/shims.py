@@ -5,6 +5,7 @@ shims.py absent      no sglang anywhere
 shims.py new         a tree like SGLang's after V1, given as second argument
 shims.py namespace   the same without __init__.py files
 shims.py old         a tree that still has V1
+shims.py first-import, first-patch    after V1 again, where this is the first thing that happens
 """
 
 import copy
@@ -23,13 +24,14 @@ import legacy_compat
 S = "sglang.srt.speculative."
 OLD = S + "eagle_worker"
 IMPORTS = {
+    "from sglang.srt.speculative import eagle_worker": "SV111",
     f"import {OLD}": "SV111",
     f"import {OLD} as ew": "SV111",
     f"from {OLD} import EAGLEWorker": "SV101",
     f"from {OLD} import helper, EAGLEWorker as W": "SV101",
     f"from {OLD} import (get_last_loc_large_page_size_top_k_1,)": "SV520",
     f"from {OLD} import *": "SV111",
-    "from sglang.srt.speculative import eagle_worker": "SV111",
+    "\n".join(f"name_{n} = {n}" for n in range(400)) + f"\nfrom {OLD} import EAGLEWorker": "SV101",
     "from sglang.srt.speculative import eagle_worker_v2, standalone_worker": "SV113",
     f"import importlib; importlib.import_module('{OLD}')": "SV111",
     f"__import__('{OLD}', fromlist=['eagle_worker'])": "SV111",
@@ -75,7 +77,10 @@ def keeps_the_class_of_error(installed):
 
 
 def probes_answer_as_before(installed):
-    for name in (OLD, S + "eagle_worker_v2", S + "eagle_info", S + "nowhere", "sglang", "nowhere"):
+    for name in (OLD, S + "eagle_worker_v2", S + "base_spec_worker", S + "nowhere", "sglang", "nowhere"):
+        assert (
+            "base_spec_worker" not in name or name not in sys.modules
+        )  # what was imported is not looked for
         with_shims = probe(name)
         legacy_compat.uninstall()
         assert with_shims == probe(name), name
@@ -182,6 +187,14 @@ def own_getattr_comes_first():
     legacy_compat.install()
 
 
+def a_module_that_uninstalls():
+    """Imports can be under way while the shims go."""
+    module = importlib.import_module(S + "adaptive_spec_params")
+    assert "__getattr__" not in vars(module)
+    assert legacy_compat.shims._finder not in sys.meta_path
+    legacy_compat.install()
+
+
 def everything_goes_back():
     legacy_compat.uninstall()
     finders = list(sys.meta_path)
@@ -202,7 +215,7 @@ def everything_goes_back():
     assert vars(info) == before
     assert vars(info.__spec__) == spec
     assert "SV" not in str(fails(f"import {S}spec_utils as u; u.assign_draft_cache_locs"))
-    assert type(utils.__loader__).__name__ == "SourceFileLoader"
+    assert type(utils.__loader__).__name__ == type(utils.__spec__.loader).__name__ == "SourceFileLoader"
     assert "SV" not in str(fails(f"from {S}eagle_info import EagleVerifyOutput"))
     # what somebody else has put there since stays
     legacy_compat.install()
@@ -249,9 +262,20 @@ def warns_of_variables():
     del os.environ["SGLANG_ENABLE_SPEC_V2"]
 
 
+def first_import():
+    error = fails("from sglang.srt.speculative import eagle_worker")
+    assert type(error) is legacy_compat.RemovedV1ImportError
+    assert error.code == "SV111"
+    assert error.name == "sglang.srt.speculative"
+
+
 def main(kind, tree=None):
     if tree:
         sys.path.insert(0, str(Path(tree)))
+    if kind.startswith("first"):
+        legacy_compat.install()
+        first_import() if kind == "first-import" else patches()
+        return
     warns_of_variables()
     if kind != "old":
         never_on_by_default()
@@ -259,6 +283,8 @@ def main(kind, tree=None):
     if kind == "old":
         with_v1_nothing_happens()
         return
+    if tree:
+        patches()
     explains()
     keeps_the_class_of_error(installed=tree is not None)
     probes_answer_as_before(installed=tree is not None)
@@ -266,9 +292,9 @@ def main(kind, tree=None):
     guarded_fallback()
     pickles()
     if tree:
-        patches()
         what_is_left_is_untouched(kind == "namespace")
         own_getattr_comes_first()
+        a_module_that_uninstalls()
         everything_goes_back()
 
 
