@@ -207,7 +207,9 @@ def _docs(arguments: argparse.Namespace) -> int:
 
     if arguments.check:
         current = docs_page.is_current(Path(arguments.check))
-        print(f"{arguments.check} is {'up to date' if current else 'out of date: docs --write makes it anew'}")
+        print(
+            f"{arguments.check} is {'up to date' if current else 'out of date: docs --write makes it anew'}"
+        )
         return 0 if current else 1
     if arguments.write:
         changed = docs_page.write(Path(arguments.write))

@@ -7,7 +7,7 @@ from typing import Any
 
 import libcst as cst
 
-from legacy_compat.fix.sequences import without
+from legacy_compat.fix.sequences import without_in_brackets
 
 
 def dotted(path: str) -> cst.Name | cst.Attribute:
@@ -28,10 +28,9 @@ def rewrite(
         changed = node.with_changes(module=dotted(modules.pop()), names=names)
         return [line.with_changes(body=[changed])]
     added = _new_lines(node, new)
-    left = without(node.names, lambda alias: alias in new)
+    left, rpar = without_in_brackets(node.names, node.rpar, lambda alias: alias in new)
     if left:
-        stays = line.with_changes(body=[_without_names(node, left)])
-        return [stays, *added]
+        return [line.with_changes(body=[node.with_changes(names=left, rpar=rpar)]), *added]
     added[0] = added[0].with_changes(leading_lines=line.leading_lines)
     if line.trailing_whitespace.comment and not added[-1].trailing_whitespace.comment:
         added[-1] = added[-1].with_changes(trailing_whitespace=line.trailing_whitespace)
@@ -48,26 +47,6 @@ def _renamed(alias: cst.ImportAlias, path: str) -> cst.ImportAlias:
     if local and alias.asname is None:
         changes["asname"] = cst.AsName(name=cst.Name(local))
     return alias.with_changes(**changes)
-
-
-def _without_names(node: cst.ImportFrom, left: list[cst.ImportAlias]) -> cst.ImportFrom:
-    """The statement with fewer names. Before a bracket that follows the last name directly, a comma's own line
-    break would come on top of the bracket's.
-    """
-    assert not isinstance(node.names, cst.ImportStar)
-    last = left[-1]
-    removed_last = last is not node.names[-1]
-    if node.rpar and removed_last and not isinstance(node.names[-1].comma, cst.Comma):
-        original = next(alias for alias in node.names if alias.name is last.name)
-        comma = original.comma
-        if isinstance(comma, cst.Comma) and isinstance(comma.whitespace_after, cst.ParenthesizedWhitespace):
-            before = node.rpar.whitespace_before
-            kept = comma.whitespace_after
-            if isinstance(before, cst.ParenthesizedWhitespace):
-                kept = before.with_changes(first_line=comma.whitespace_after.first_line)
-            left = [*left[:-1], last.with_changes(comma=cst.Comma())]
-            return node.with_changes(names=left, rpar=node.rpar.with_changes(whitespace_before=kept))
-    return node.with_changes(names=left)
 
 
 def _new_lines(node: cst.ImportFrom, new: Mapping[cst.ImportAlias, str]) -> list[cst.SimpleStatementLine]:

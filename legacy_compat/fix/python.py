@@ -12,11 +12,15 @@ import libcst as cst
 from libcst.metadata import MetadataWrapper, PositionProvider
 
 from legacy_compat.fix import imports
-from legacy_compat.fix.sequences import without
+from legacy_compat.fix.sequences import without, without_in_brackets
 from legacy_compat.fix.statements import Place, Statements
 from legacy_compat.scan.finding import Finding
 
 Extent = tuple[int, int, int, int]
+TIGHT = (
+    cst.Attribute, cst.Subscript, cst.Call, cst.Arg, cst.StarredElement, cst.StarredDictElement, cst.Await,
+    cst.BinaryOperation, cst.UnaryOperation, cst.Comparison, cst.ComparisonTarget,
+)  # fmt: skip
 
 
 def edit_python(text: str, findings: Iterable[Finding]) -> str:
@@ -72,7 +76,7 @@ class _Edits(Statements):
             case "drop-statement":
                 self.doomed.update(edit.uses)
             case "drop-entry" | "drop-element" | "drop-item":
-                self.parts.add(place)
+                self.parts.update(edit.uses or [place])
             case "drop-fallback":
                 self.attempts.update(dict.fromkeys(edit.uses, edit.new))
 
@@ -160,28 +164,19 @@ class _Edits(Statements):
         if isinstance(updated_node.operator, cst.Not) and any(inner is made for made in self.negations):
             assert isinstance(inner, cst.UnaryOperation)
             return inner.expression
-        return self._bracketed(updated_node)
+        return updated_node
 
-    def _bracketed(self, node: Any) -> Any:
+    def on_leave(self, original_node: Any, updated_node: Any) -> Any:
         """Brackets around a new `not ...` that became an operand of something that binds tighter."""
+        made = super().on_leave(original_node, updated_node)
+        if not self.negations or not isinstance(made, TIGHT) or (isinstance(made, cst.Arg) and not made.star):
+            return made
         changes = {}
-        for field in ("left", "right", "expression", "value", "func", "comparator", "item"):
-            part = getattr(node, field, None)
-            if any(part is made for made in self.negations):
+        for field in ("left", "right", "expression", "value", "func", "comparator"):
+            part = getattr(made, field, None)
+            if any(part is negation for negation in self.negations):
                 changes[field] = part.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
-        return node.with_changes(**changes) if changes else node
-
-    def leave_BinaryOperation(self, original_node: Any, updated_node: Any) -> Any:
-        return self._bracketed(updated_node)
-
-    def leave_Comparison(self, original_node: Any, updated_node: Any) -> Any:
-        return self._bracketed(updated_node)
-
-    def leave_ComparisonTarget(self, original_node: Any, updated_node: Any) -> Any:
-        return self._bracketed(updated_node)
-
-    def leave_Await(self, original_node: Any, updated_node: Any) -> Any:
-        return self._bracketed(updated_node)
+        return made.with_changes(**changes) if changes else made
 
     # --- imports ---
 
@@ -194,23 +189,24 @@ class _Edits(Statements):
     # --- literals ---
 
     def leave_Dict(self, original_node: cst.Dict, updated_node: cst.Dict) -> cst.Dict:
-        return self._without_parts(original_node, updated_node, "key")
+        return self._without_parts(original_node, updated_node, "key", "rbrace")
 
     def leave_List(self, original_node: cst.List, updated_node: cst.List) -> cst.List:
-        return self._without_parts(original_node, updated_node, "value")
+        return self._without_parts(original_node, updated_node, "value", "rbracket")
 
-    def _without_parts(self, original: Any, updated: Any, field: str) -> Any:
+    def _without_parts(self, original: Any, updated: Any, field: str, bracket: str) -> Any:
         if not self.parts:
             return updated
         pairs = zip(original.elements, updated.elements, strict=True)
         doomed = {
             new for old, new in pairs if hasattr(old, field) and self.place(getattr(old, field)) in self.parts
         }
-        return (
-            updated.with_changes(elements=without(updated.elements, doomed.__contains__))
-            if doomed
-            else updated
-        )
+        if not doomed:
+            return updated
+        left, closing = without_in_brackets(updated.elements, getattr(updated, bracket), doomed.__contains__)
+        if not left and not isinstance(closing.whitespace_before, cst.SimpleWhitespace):
+            closing = closing.with_changes(whitespace_before=cst.SimpleWhitespace(""))
+        return updated.with_changes(**{"elements": left, bracket: closing})
 
 
 def _with_arguments(call: cst.Call, args: Sequence[cst.Arg]) -> cst.Call:

@@ -85,10 +85,10 @@ class Fixer:
 
     # --- Python ---
 
-    def _python(self, path: str, text: str) -> str:
+    def _python(self, path: str, text: str, hidden: str = "") -> str:
         def look(source: str) -> list[Finding]:
             try:
-                return scan_source(path, source, self.rules, self.options)
+                return scan_source(path, source, self.rules, self.options, hidden)
             except SyntaxError as error:
                 raise Refused(f"it does not parse: {error.msg}") from None
 
@@ -96,19 +96,19 @@ class Fixer:
 
     def _change_python(self, text: str, found: list[Finding]) -> str:
         code = [one for one in found if one.edit and one.edit.kind != "text"]
+        new, made = text, code
         if code:
             from legacy_compat.fix.python import edit_python
 
             new = edit_python(text, code)
-            found = code
-        else:
-            new, found = apply_ranges(text, found)
+        if new == text:
+            new, made = apply_ranges(text, [one for one in found if one not in code])
         try:
             parse(new)
         except SyntaxError as error:
             raise Refused(f"the result would not parse: {error.msg}") from None
         if new != text:
-            self.made += found
+            self.made += made
         return new
 
     # --- everything else ---
@@ -150,7 +150,7 @@ class Fixer:
         code = [cell for cell in cells if cell.kind == "code"]
         masked = [notebook.as_python(cell) for cell in code]
         joined = notebook.join_cells(code, [text for text, _ in masked])
-        parts = notebook.split_cells(self._python(path, joined)) if code else []
+        parts = notebook.split_cells(self._python(path, joined, notebook.hidden(masked))) if code else []
         new: dict[int, str] = {}
         for cell, part, (_, kept) in zip(code, parts, masked, strict=True):
             new[cell.number] = self._magics(path, cell, notebook.unmask(part, kept))

@@ -93,6 +93,8 @@ def cells_of(text: str) -> list[Cell]:
     except (KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise ValueError(f"not a notebook: {type(error).__name__}: {error}") from None
     cells = []
+    if not isinstance(held, list) or not all(isinstance(node.value, dict) for node in held):
+        raise ValueError("not a notebook: its cells are no list of objects")
     for number, node in enumerate(held, start=1):
         kind = node.value["cell_type"].value if "cell_type" in node.value else "raw"
         source = node.value.get("source")
@@ -184,6 +186,11 @@ def _masked(cell: Cell, lines: list[str], places: Iterable[int]) -> tuple[str, d
     if len(hidden) == len(lines):  # no indent to fit into
         lines = [line.lstrip() for line in lines]
     return "\n".join(lines), kept
+
+
+def hidden(masked: Iterable[tuple[str, dict[str, str]]]) -> str:
+    """All lines that marks stand for."""
+    return "\n".join(line for _, kept in masked for line in kept.values())
 
 
 def unmask(text: str, kept: dict[str, str]) -> str:

@@ -132,9 +132,14 @@ def scan_decoded(
     return _with_pins(path, decoded.text, language, scan_plain(path, decoded.text, language, rules)), True
 
 
-def scan_source(path: str, text: str, rules: Rules, options: Options) -> list[Finding]:
+def scan_source(path: str, text: str, rules: Rules, options: Options, hidden: str = "") -> list[Finding]:
     return scan_python(
-        path, text, rules, package_root=options.package_root, strict_results=options.strict_results
+        path,
+        text,
+        rules,
+        package_root=options.package_root,
+        strict_results=options.strict_results,
+        hidden=hidden,
     )
 
 
@@ -187,10 +192,11 @@ def scan_notebook(path: str, text: str, rules: Rules, options: Options) -> list[
     """Places count within a cell. Raises ValueError if the file is not a notebook."""
     cells = notebook.cells_of(text)
     code = [cell for cell in cells if cell.kind == "code"]
-    texts = [notebook.as_python(cell)[0] for cell in code]
+    masked = [notebook.as_python(cell) for cell in code]
+    texts = [python for python, _ in masked]
     joined = notebook.join_cells(code, texts)
     found = []
-    for one in scan_source(path, joined, rules, options):
+    for one in scan_source(path, joined, rules, options, notebook.hidden(masked)):
         cell, first = _cell_at(code, texts, one.span.line)
         found.append(replace(one, span=_moved(one.span, -first), cell=cell.number))
     for cell in cells:

@@ -154,7 +154,7 @@ def _entry(page: Page, found: Mention) -> Look | None:
     change = flow.without_entry(page.text, begin, end)
     around = flow.braces_around(page.text, begin, end)
     if around is None:
-        return value, None, "", False
+        return None
     in_word = page.language not in ("json", "yaml", "toml") or bool(page.quotes(around[0]))
     if in_word:
         around = flow.outermost_braces(page.text, begin, end) or around

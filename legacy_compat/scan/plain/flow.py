@@ -16,7 +16,8 @@ def entry_of(text: str, start: int, end: int) -> tuple[int, int, str] | None:
     found = re.compile(QUOTE + r"\s*[:=]\s*" + QUOTE + VALUE + QUOTE + r"(?=\s*[,}\]\r\n#]|\s*$)").match(
         text, end
     )
-    return (begin, found.end(), found["value"]) if found else None
+    opened = re.search(r"(?:[{,\[]|^|\n)\s*$", text[max(0, begin - 200) : begin])
+    return (begin, found.end(), found["value"]) if found and opened else None
 
 
 def without_entry(text: str, start: int, end: int) -> tuple[int, int, str]:

@@ -15,6 +15,7 @@ Form = Literal["prefix", "export", "alone", "docker-flag", "other"]
 Ranges = tuple[tuple[int, int, str], ...]
 
 VALUE = re.compile(r"=(?P<value>\"[^\"\n]*\"|'[^'\n]*'|[^\s;&|()<>\"'`]*)")
+DEFAULT = re.compile(r":?=(?P<value>[^}\n]*)\}")
 GAP = re.compile(r"(?:[ \t]|\\\r?\n)+")
 SEPARATOR = re.compile(
     r"&&|\|\||[;|&({`]|\bthen\b|\bdo\b|\belse\b|^\s*RUN\b|^\s*-(?=\s)|^\s*\$(?=\s)", re.MULTILINE
@@ -38,6 +39,8 @@ class Setting:
 
 def setting_at(page: Page, start: int, end: int) -> Setting | None:
     """The setting whose name stands at [start, end); None if the name is not assigned to there."""
+    if page.text[:start].endswith("${") and (default := DEFAULT.match(page.text, end)):
+        return Setting("other", default["value"].strip("\"'"), None)
     found = VALUE.match(page.text, end)
     if found is None:
         return None

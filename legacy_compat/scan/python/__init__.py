@@ -56,12 +56,19 @@ def scan_python(
     *,
     package_root: str | None = None,
     strict_results: bool = False,
+    hidden: str = "",
 ) -> list[Finding]:
-    """All findings of one source, in order of place. Raises SyntaxError if it does not parse."""
+    """All findings of one source, in order of place. Raises SyntaxError if it does not parse.
+
+    `hidden` is code that uses the same names and is not part of the source: a notebook's magic lines.
+    """
     module = Module(path, text, parse(text), rules, module_path(path, package_root))
-    module.strict_results = strict_results
-    for find in FINDERS:
-        find(module)
+    module.strict_results, module.hidden = strict_results, hidden
+    try:
+        for find in FINDERS:
+            find(module)
+    except RecursionError:  # a sum of thousands of parts, as generators write them
+        raise SyntaxError("its expressions nest too deep") from None
     if module.own_row:
         message = (
             f"this file is {module.where} itself, which SGLang {module.own_row.removed_in} no longer has"

@@ -88,6 +88,8 @@ def _may_be_renamed(module: Module, alias: ast.alias, local: str, new: str) -> b
         new in scope for scope in module.names.scopes.values()
     ):
         return False
+    if re.search(rf"\b{local}\b", module.hidden):
+        return False
     texts = (node.value for node in module.tree.of(ast.Constant))
     return not any(isinstance(text, str) and _spells(text, local) for text in texts)
 

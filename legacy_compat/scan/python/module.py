@@ -32,6 +32,7 @@ class Module:
         self.names = Names(self.tree, package, rules.paths.__contains__)
         self.resolve = Resolver(self.names)
         self.mentions_sglang = bool(where) or bool(re.search(rf"\b{ROOT}\b", text, re.IGNORECASE))
+        self.hidden = ""  # code outside the source that uses its names
         self.strict_results = False  # also report fields of results
         self.moved: set[str] = set()  # modules whose import `fix` can rewrite, and all that is asked of them
         self.findings: dict[tuple[Span, str], Finding] = {}

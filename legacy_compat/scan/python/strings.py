@@ -141,7 +141,10 @@ def _flag_edit(module: Module, node: ast.Constant, value: str, found: Mention, s
     if (row.sglang_replacement or "").startswith("-"):
         return _replacing(module, span, row, row.sglang_replacement or "")
     alone = value == found.name and isinstance(module.tree.parent(node), ast.List)
-    return Edit("drop-element", row.safety) if alone and not row.sglang_replacement else None
+    if not alone or row.sglang_replacement:
+        return None
+    place = module.span(node)
+    return Edit("drop-element", row.safety, uses=((place.line, place.column),))
 
 
 # --- put together from parts ---

@@ -9,6 +9,7 @@ from legacy_compat.registry import version_key
 from legacy_compat.scan.python.names import Names
 from legacy_compat.scan.python.tree import dotted
 
+DEPTH = 6  # of names that stand for names
 RELEASE = re.compile(r"\d+(\.\d+)+(\.?(post|rc|dev)\d*)?$")
 MIRRORED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.Gt,
@@ -26,21 +27,21 @@ NEGATED: dict[type[ast.cmpop], type[ast.cmpop]] = {
 }
 
 
-def is_guarded_by_version(names: Names, test: ast.AST, holds: bool, removed_in: str) -> bool:
+def is_guarded_by_version(names: Names, test: ast.AST, holds: bool, removed_in: str, depth: int = 0) -> bool:
     """Whether a branch that runs when `test` is `holds` runs only on releases before `removed_in`."""
+
+    def ask(inner: ast.AST, holds: bool) -> bool:
+        return depth < DEPTH and is_guarded_by_version(names, inner, holds, removed_in, depth + 1)
+
     match test:
         case ast.UnaryOp(op=ast.Not(), operand=inner):
-            return is_guarded_by_version(names, inner, not holds, removed_in)
+            return ask(inner, not holds)
         case ast.BoolOp(op=op, values=values):
-            each = [is_guarded_by_version(names, value, holds, removed_in) for value in values]
+            each = [ask(value, holds) for value in values]
             return any(each) if isinstance(op, ast.And) == holds else all(each)
         case ast.Name(id=name):
-            bound = names.bindings(name, test)
-            return any(
-                item.how == "value" and is_guarded_by_version(names, item.node, holds, removed_in)
-                for item in bound
-                if not isinstance(item.node, ast.Name)
-            )
+            bound = [item.node for item in names.bindings(name, test) if item.how == "value"]
+            return any(ask(value, holds) for value in bound)
         case ast.Compare(left=left, ops=[op], comparators=[right]):
             return _compares(names, left, type(op), right, holds, removed_in)
     return False
@@ -62,8 +63,10 @@ def _compares(
     return effective in (ast.LtE, ast.Eq) and limit < removed
 
 
-def _release(names: Names, node: ast.AST) -> tuple[int, ...] | None:
+def _release(names: Names, node: ast.AST, depth: int = 0) -> tuple[int, ...] | None:
     """The release that an expression spells: "0.5.13", Version("0.5.13"), parse("0.5.13"), (0, 5, 13)."""
+    if depth > DEPTH:
+        return None
     match node:
         case ast.Constant(value=str(text)) if RELEASE.match(text):
             numbers = re.match(r"[\d.]*\d", text)
@@ -74,14 +77,10 @@ def _release(names: Names, node: ast.AST) -> tuple[int, ...] | None:
             values = [part.value for part in parts if isinstance(part, ast.Constant)]
             return tuple(values) if all(isinstance(value, int) for value in values) else None
         case ast.Call(args=[only]):
-            return _release(names, only)
+            return _release(names, only, depth + 1)
         case ast.Name(id=name):
             values = [item.node for item in names.bindings(name, node) if item.how == "value"]
-            return (
-                _release(names, values[0])
-                if len(values) == 1 and not isinstance(values[0], ast.Name)
-                else None
-            )
+            return _release(names, values[0], depth + 1) if len(values) == 1 else None
     return None
 
 
