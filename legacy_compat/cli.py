@@ -17,7 +17,7 @@ from legacy_compat.explain import explain
 from legacy_compat.options import build_parser
 from legacy_compat.registry import version_key
 from legacy_compat.scan.config import read_config
-from legacy_compat.scan.output import as_github, as_json, as_sarif, as_text, summary
+from legacy_compat.scan.output import as_github, as_json, as_sarif, as_text, counted, summary
 from legacy_compat.scan.run import Options, scan
 from legacy_compat.scan.suppress import read_baseline, write_baseline
 
@@ -159,8 +159,8 @@ def _fix(arguments: argparse.Namespace) -> int:
         print(as_text(left, concise=True), file=talk)
     verb = "would be mended" if only_show else "mended"
     print(
-        f"{report.left.scanned:,} files scanned: {report.made} uses {verb} in {len(report.changes)} files, "
-        f"{len(left.findings)} left.",
+        f"{counted(report.left.scanned, 'file')} scanned: {counted(report.made, 'use')} {verb} in "
+        f"{counted(len(report.changes), 'file')}, {len(left.findings)} left.",
         file=talk,
     )
     for line in report.left.failed:

@@ -50,8 +50,9 @@ def _rows(what: str) -> list[Removal]:
 
 
 def _near(what: str) -> str:
-    words = {row.code for row in load()} | {row.name for row in load()} | set(NOTES)
-    close = difflib.get_close_matches(what, words, n=3)
+    words = {word.lower(): word for row in load() for word in (row.code, row.name)}
+    words |= {code.lower(): code for code in NOTES}
+    close = [words[word] for word in difflib.get_close_matches(what.lower(), words, n=3)]
     return f" Did you mean {', '.join(close)}?" if close else " See `list`."
 
 

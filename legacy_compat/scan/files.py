@@ -28,7 +28,9 @@ SUFFIXES: dict[str, Language] = {
     **dict.fromkeys((".json", ".jsonc", ".json5"), "json"),
     **dict.fromkeys((".md", ".mdx", ".markdown", ".qmd", ".rmd"), "markdown"),
     **dict.fromkeys((".rst", ".txt", ".adoc", ".tex", ".org"), "prose"),
-    **dict.fromkeys((".jsonl", ".csv", ".tsv", ".log", ".out", ".html", ".svg", ".xml", ".lock"), "data"),
+    **dict.fromkeys(
+        (".jsonl", ".csv", ".tsv", ".log", ".out", ".html", ".svg", ".xml", ".lock", ".sarif"), "data"
+    ),
     **dict.fromkeys((".patch", ".diff"), "patch"),
     ".dockerfile": "docker",
 }

@@ -21,6 +21,7 @@ from legacy_compat.scan.rules import ROOT, Rules
 from legacy_compat.scan.suppress import Suppressions, without_known
 from legacy_compat.scan.text import BOMS, Decoded, Places, decode, decode_python
 
+OWN = '"tool": "legacy_compat"'  # begins our own reports and baselines, which name all that was found
 PIN = re.compile(rf"\b{ROOT}(?:\[[^\]\n]*\])?\s*(?:==|~=|<=)\s*v?(?P<version>\d+(?:\.\d+)+(?:\.post\d+)?)")
 
 
@@ -94,7 +95,7 @@ def scan_bytes(path: str, data: bytes, rules: Rules, options: Options) -> tuple[
     if not (rules.may_concern(needle) or _concerns_anyway(path, needle, rules, options)):
         return Kept([]), False
     decoded = decode(data)
-    if decoded is None:
+    if decoded is None or OWN in decoded.text[:200]:
         return Kept([]), False
     language = language_of(Path(path), decoded.text)
     findings, parsed = scan_decoded(path, data, decoded, language, rules, options)

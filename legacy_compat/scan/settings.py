@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from legacy_compat.registry import Removal, Severity
+
 TRUE = {"1", "true", "yes", "on", "y", "t"}
 FALSE = {"0", "false", "no", "off", "n", "f", ""}
 
@@ -23,3 +25,8 @@ def truth(value: object) -> bool | None:
 def word(name: str) -> re.Pattern[str]:
     """Matches a name or a flag that isn't part of a longer one."""
     return re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
+
+
+def severity_of(row: Removal, state: bool | None) -> Severity:
+    """What was on stays on, and what only a run would tell most likely was: a leftover. What was off is on now."""
+    return "warning" if state is not False and row.severity == "error" else row.severity

@@ -94,7 +94,7 @@ def write_baseline(path: Path, findings: list[Finding]) -> None:
         for key, count in counts.items()
     ]
     items.sort(key=lambda item: (item["path"], item["code"], item["name"], item["fingerprint"]))
-    text = json.dumps({"version": BASELINE_VERSION, "findings": items}, indent=2)
+    text = json.dumps({"tool": "legacy_compat", "version": BASELINE_VERSION, "findings": items}, indent=2)
     path.write_text(text + "\n", encoding="utf-8")
 
 

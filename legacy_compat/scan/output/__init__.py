@@ -3,8 +3,8 @@
 from legacy_compat.scan.output.github import as_github
 from legacy_compat.scan.output.json_report import as_json
 from legacy_compat.scan.output.sarif import as_sarif
-from legacy_compat.scan.output.text import as_text, summary
+from legacy_compat.scan.output.text import as_text, counted, summary
 
 FORMATS = ("text", "concise", "json", "sarif", "github")
 
-__all__ = ["FORMATS", "as_github", "as_json", "as_sarif", "as_text", "summary"]
+__all__ = ["FORMATS", "as_github", "as_json", "as_sarif", "as_text", "counted", "summary"]

@@ -14,8 +14,8 @@ SCHEMA = 1
 def as_json(report: Report) -> str:
     """One object. Lines and columns count from 1, columns in characters; the end is exclusive."""
     whole = {
-        "schema": SCHEMA,
         "tool": "legacy_compat",
+        "schema": SCHEMA,
         "summary": {
             "files_scanned": report.scanned,
             "files_with_findings": len(report.files()),

@@ -72,21 +72,21 @@ def _excerpt(found: Finding) -> list[str]:
 
 def summary(report: Report, *, shown: int | None = None) -> str:
     """What was looked at, what was found, and who has to mend it."""
-    files = _count(report.scanned, "file")
+    files = counted(report.scanned, "file")
     scanned = f"{files} scanned in {report.seconds:.1f} s"
     lines = []
     if not report.findings:
         lines.append(f"{scanned}, 0 matched.")
     else:
-        kinds = [_count(report.count(kind), name) for kind, name in _KINDS if report.count(kind)]
-        lines.append(f"{scanned}: {', '.join(kinds)} in {_count(len(report.files()), 'file')}.")
+        kinds = [counted(report.count(kind), name) for kind, name in _KINDS if report.count(kind)]
+        lines.append(f"{scanned}: {', '.join(kinds)} in {counted(len(report.files()), 'file')}.")
         lines += _work_left(report)
     if shown is not None and shown < len(report.findings):
-        lines.append(f"{_count(len(report.findings) - shown, 'finding')} below --show not shown.")
+        lines.append(f"{counted(len(report.findings) - shown, 'finding')} below --show not shown.")
     quiet = {"silenced by comments": report.suppressed, "known from the baseline": report.baselined}
-    lines += [f"{_count(number, 'finding')} {why}." for why, number in quiet.items() if number]
+    lines += [f"{counted(number, 'finding')} {why}." for why, number in quiet.items() if number]
     if report.skipped:
-        lines.append(f"{_count(report.skipped, 'file')} skipped: binary, too large, or not a regular file.")
+        lines.append(f"{counted(report.skipped, 'file')} skipped: binary, too large, or not a regular file.")
     lines += [f"could not do: {line}" for line in report.failed]
     return "\n".join(lines) + "\n"
 
@@ -99,12 +99,13 @@ def _work_left(report: Report) -> list[str]:
     left = Counter(found.fixable for found in report.at_least("warning"))
     said = {
         "safe": f"{left['safe']} by `fix`",
-        "unsafe": f"{left['unsafe']} more by `fix --unsafe`",
+        "unsafe": f"{left['unsafe']}{' more' if left['safe'] else ''} by `fix --unsafe`",
         "manual": f"{left['manual']} by hand",
     }
     told = [text for kind, text in said.items() if left[kind]]
     return [f"To be mended: {', '.join(told)}."] if told else []
 
 
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """`1 file`, `2,000 files`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -18,7 +18,7 @@ from legacy_compat.scan.mentions import Mention, mentions
 from legacy_compat.scan.plain import flow, shell, yaml
 from legacy_compat.scan.plain.page import Page
 from legacy_compat.scan.rules import Rules
-from legacy_compat.scan.settings import truth
+from legacy_compat.scan.settings import severity_of, truth
 from legacy_compat.scan.wording import setting_sentence
 
 COMMANDS = re.compile(
@@ -86,7 +86,7 @@ def _variable(page: Page, found: Mention) -> None:
         page.emit(found, "setting", severity="info", note="named only")
         return
     state = truth(value)
-    severity = "warning" if state is True and found.row.severity == "error" else found.row.severity
+    severity = severity_of(found.row, state)
     if quoted and page.language == "json" and not _is_command(page, found):
         page.emit(found, "docs", severity="info")
         return

@@ -5,17 +5,22 @@ from __future__ import annotations
 import ast
 import re
 
-from legacy_compat.registry import Removal, Severity
+from legacy_compat.registry import Removal
 from legacy_compat.scan.finding import Edit, EditKind
 from legacy_compat.scan.python.module import Module
 from legacy_compat.scan.python.strings import is_docstring
 from legacy_compat.scan.python.tree import dotted
-from legacy_compat.scan.settings import truth, word
+from legacy_compat.scan.python.values import strings
+from legacy_compat.scan.settings import severity_of, truth, word
 from legacy_compat.scan.wording import setting_sentence
 
 SET_BY_CALL = ("setdefault", "setenv", "putenv", "set_env", "add_env", "with_env")
 ON_ENVS = ("set", "override")
 UNKNOWN = object()
+# What stands before a variable that a command sets, or before a key, rather than before one that a sentence names.
+BEFORE_COMMAND = re.compile(
+    r"(?:^|[\n;&|({\[,$`]|\b(?:export|env|sudo|ENV|set|then|do|else)\s|\s(?:-e|--env)[ =]|\b[A-Z_]\w*=\S*\s)\s*\\?[\"']?$"
+)
 
 
 def find_environment(module: Module) -> None:
@@ -34,22 +39,19 @@ def find_environment(module: Module) -> None:
             _descriptor(module, attribute, module.rules.descriptors[attribute.attr], attribute.attr)
 
 
-def _severity(row: Removal, state: bool | None) -> Severity:
-    """What was on stays on: a leftover. What was off, or may have been, is on now: an error."""
-    return "warning" if state is True and row.severity == "error" else row.severity
-
-
 def _is_set(
     module: Module, place: ast.AST, row: Removal, name: str, value: ast.AST, how: EditKind | None
 ) -> None:
     known = value.value if isinstance(value, ast.Constant) else UNKNOWN
     state = truth(known)
+    if known is UNKNOWN and any(truth(text.value) is False for text in strings(module.names, value)):
+        state = False  # at times
     edit = None
     if how and known is not UNKNOWN and row.safety != "manual" and _may_go(row, state):
         start = module.span(module.tree.statement(place))
         edit = Edit(how, row.safety, uses=((start.line, start.column),) if how == "drop-statement" else ())
     message = setting_sentence(row, name, state)
-    module.emit(place, row, "setting", name, message=message, severity=_severity(row, state), edit=edit)
+    module.emit(place, row, "setting", name, message=message, severity=severity_of(row, state), edit=edit)
 
 
 def _may_go(row: Removal, state: bool | None) -> bool:
@@ -69,7 +71,9 @@ def _named(module: Module, node: ast.Constant, row: Removal, name: str) -> None:
             _is_set(module, parent, row, name, value, "drop-statement" if alone else None)
         case ast.Dict(keys=keys, values=values) if field == "keys":
             _is_set(module, node, row, name, values[keys.index(node)], "drop-entry")
-        case ast.Call(func=func) if _verb(func) in ("get", "getenv", "pop", "unsetenv", "delenv"):
+        case ast.Call(func=func) if _verb(func) in ("pop", "unsetenv", "delenv"):
+            module.emit(node, row, "setting", name, severity="info", note="taken away only")
+        case ast.Call(func=func) if _verb(func) in ("get", "getenv"):
             note = "SGLang no longer reads it: what is decided here by it may be out of date"
             module.emit(node, row, "setting", name, severity="warning", note=note)
         case ast.Compare(ops=[ast.In() | ast.NotIn(), *_]):
@@ -97,7 +101,7 @@ def _inside(module: Module, node: ast.Constant, row: Removal, name: str, text: s
     if re.search(r"(?<![\w.])sglang(\.\w+)+", text) and "." + name in text:
         return  # a dotted target, which strings.py reports
     found = re.search(word(name).pattern + r"(?:\\?[\"'])?\s*[=:]\s*(?:\\?[\"'])?(?P<value>\w*)", text)
-    if found is None or is_docstring(module, node):
+    if found is None or is_docstring(module, node) or not BEFORE_COMMAND.search(text[: found.start()]):
         if word(name).search(text):
             module.emit(node, row, "docs", name, severity="info")
         return
@@ -107,7 +111,7 @@ def _inside(module: Module, node: ast.Constant, row: Removal, name: str, text: s
         state = None  # f"NAME={value}"
     message = setting_sentence(row, name, state)
     note = "inside a string"
-    module.emit(node, row, "setting", name, message=message, severity=_severity(row, state), note=note)
+    module.emit(node, row, "setting", name, message=message, severity=severity_of(row, state), note=note)
 
 
 def _descriptor(module: Module, node: ast.Attribute, row: Removal, name: str) -> None:

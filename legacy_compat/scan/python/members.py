@@ -74,6 +74,8 @@ def _edit(module: Module, node: ast.Attribute, row: Removal) -> Edit | None:
         return None
     if row.kind in ("class", "function", "attribute") and _module_alias(module, node):
         return _chain_edit(module, node, row, new)
+    if new.isidentifier():
+        return Edit("attribute", row.safety, new)
     same_owner = new.rpartition(".")[0] == row.old_path.rpartition(".")[0]
     if row.kind in ("method", "attribute") and same_owner:
         return Edit("attribute", row.safety, new.rpartition(".")[2])
