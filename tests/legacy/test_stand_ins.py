@@ -1,6 +1,7 @@
 """Stand-ins serve annotations and isinstance, and explain themselves as soon as they are put to use."""
 
 import copy
+import functools
 import inspect
 import pickle
 import typing
@@ -42,6 +43,12 @@ def test_members_lead_to_where_they_went():
     with pytest.raises(AttributeError, match="'EAGLEWorker' has no attribute 'no_such_thing'"):
         EAGLEWorker.no_such_thing  # noqa: B018
     assert not hasattr(EAGLEWorker, "draft")
+
+
+def test_the_usual_patch_says_where_to_patch():
+    """A guard, functools.wraps around the old method, an assignment: the first step already explains."""
+    with pytest.raises(RemovedV1AttributeError, match=r"eagle_worker_v2\.EagleDraftWorker\.draft"):
+        EAGLEWorker.draft = functools.wraps(EAGLEWorker.draft)(print)
 
 
 def test_nothing_is_an_instance():
@@ -109,6 +116,10 @@ def test_create_worker_with_enable_overlap(algorithm, enable_overlap):
         (note,) = caught.value.__notes__
         assert f"leave out enable_overlap={enable_overlap}" in note
         assert f"ServerArgs(disable_overlap_schedule={not enable_overlap})" in note
+
+
+def test_the_class_has_another_name():
+    assert create_worker("EAGLE", ServerArgs()).__name__ == "EAGLEWorkerV2"
 
 
 @pytest.mark.parametrize("algorithm", ["EAGLE", "eagle3", "STANDALONE", "NGRAM", None])
