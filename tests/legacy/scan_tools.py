@@ -1,7 +1,10 @@
 """What the scanner's and the fixer's tests share: scan or fix one text as if it were a file."""
 
+import json
 import textwrap
+from pathlib import Path
 
+from legacy_compat.cli import main
 from legacy_compat.fix.run import fix_bytes
 from legacy_compat.fix.texts import Allowed
 from legacy_compat.scan.rules import Rules
@@ -49,3 +52,29 @@ def worst(findings):
 def code_of(path):
     """The code of a dotted path, so that no test has to know it."""
     return rules().paths[path].code
+
+
+def write_tree(folder, **files):
+    """Files below a folder; in a keyword `__` stands for a slash and `_dot_` for a dot."""
+    for name, text in files.items():
+        path = Path(folder) / name.replace("__", "/").replace("_dot_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return Path(folder)
+
+
+def run(capsys, *arguments):
+    """The command line: (exit code, standard output, standard error)."""
+    code = main([*map(str, arguments)])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def notebook(*cells):
+    """A notebook of (kind, text) cells, as Jupyter writes it."""
+    made = [
+        {"cell_type": kind, "metadata": {}, "source": text.splitlines(keepends=True)}
+        | ({"outputs": [], "execution_count": None} if kind == "code" else {})
+        for kind, text in cells
+    ]
+    return json.dumps({"cells": made, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}, indent=1)

@@ -6,8 +6,7 @@ import tomllib
 import pytest
 import yaml
 
-from tests.legacy.scan_tools import S, fix_text
-from tests.legacy.test_scan_plain import notebook
+from tests.legacy.scan_tools import S, fix_text, notebook
 
 V2 = "SGLANG_ENABLE_SPEC_V2"
 

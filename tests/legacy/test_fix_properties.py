@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from legacy_compat.fix.run import fix_bytes
 from legacy_compat.fix.texts import Allowed, Refused
 from legacy_compat.scan.run import Options, scan_bytes
-from tests.legacy.scan_tools import S, rules
-from tests.legacy.test_scan_plain import notebook
+from tests.legacy.scan_tools import S, notebook, rules
 
 EXAMPLES = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 V2 = "SGLANG_ENABLE_SPEC_V2"

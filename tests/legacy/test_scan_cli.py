@@ -1,18 +1,16 @@
-"""The command line: formats, exit codes, baselines, comments, settings, and trees that resist."""
+"""The command line of the scanner: exit codes, formats, the table."""
 
+import functools
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from legacy_compat.cli import main
 from legacy_compat.registry import load
-from legacy_compat.scan import NOTES, Options, scan
-from tests.legacy.scan_tools import S
+from legacy_compat.scan import NOTES, scan
+from tests.legacy.scan_tools import S, run, write_tree
 
 ROOT = Path(__file__).parents[2]
 V1 = f"from {S}eagle_worker import EAGLEWorker\n"
@@ -22,21 +20,7 @@ SAFE = f"from {S}spec_utils import maybe_detect_nan\n"
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-    def write(**files):
-        for name, text in files.items():
-            path = tmp_path / name.replace("__", "/").replace("_dot_", ".")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return tmp_path
-
-    return write
-
-
-def run(capsys, *arguments):
-    code = main([*map(str, arguments)])
-    out, err = capsys.readouterr()
-    return code, out, err
+    return functools.partial(write_tree, tmp_path)
 
 
 # --- exit codes and the summary ---
@@ -210,175 +194,6 @@ def test_a_long_line_is_cut_around_the_place(tree, capsys):
     line, marks = out.splitlines()[1:3]
     assert len(line) < 130
     assert line[marks.index("^") : marks.rindex("^") + 1] == f"{S}eagle_worker"
-
-
-# --- comments and baselines ---
-
-
-@pytest.mark.parametrize(
-    ("comment", "silent"),
-    [
-        ("# sv: ignore[SV101]", True),
-        ("# sv: ignore", True),
-        ("# SV: Ignore[ sv101 , SV102 ]", True),
-        ("# noqa: SV101", True),
-        ("# noqa: F401, SV101", True),
-        ("# noqa:SV101", True),
-        ("# noqa", True),
-        ("# type: ignore  # sv: ignore[SV101]", True),
-        ("# sv: ignore[SV102]", False),
-        ("# noqa: F401", False),
-        ("# noqa: E501,F401", False),
-        ("# no qa", False),
-    ],
-)
-def test_comments_silence_a_line(tree, capsys, comment, silent):
-    tree(a_dot_py=V1.rstrip() + f"  {comment}\n")
-    code, out, _ = run(capsys, "scan", ".")
-    assert code == (0 if silent else 1)
-    assert ("1 finding silenced by comments" in out) == silent
-
-
-def test_comments_silence_the_next_line_or_the_file(tree, capsys):
-    tree(
-        a_dot_sh="# sv: ignore\nSGLANG_ENABLE_SPEC_V2=1 \\\n  cmd\n",
-        b_dot_md="<!-- sv: ignore-file -->\n\nSGLANG_ENABLE_SPEC_V2\n",
-        c_dot_py=f"# sv: ignore-file[SV101]\nx = 1\n{V1}import {S}standalone_worker\n",
-        d_dot_yaml='env:\n  SGLANG_ENABLE_SPEC_V2: "1"  # sv: ignore[SV601]\n',
-        e_dot_ipynb=json.dumps({"cells": [{"cell_type": "code", "source": f"x = 1\n{V1.rstrip()}  # noqa"}]}),
-    )
-    report = scan([Path()])
-    assert [(found.path, found.code) for found in report.findings] == [("c.py", "SV113")]
-
-
-def test_a_baseline_keeps_what_is_known_quiet(tree, capsys):
-    tree(a_dot_py=V1)
-    assert run(capsys, "scan", ".", "--write-baseline", "known.json")[0] == 0
-    assert run(capsys, "scan", ".", "--baseline", "known.json")[0] == 0
-    tree(a_dot_py="import os\n\n\nif os:\n    " + V1)  # moved and indented
-    code, out, _ = run(capsys, "scan", ".", "--baseline", "known.json")
-    assert code == 0
-    assert "1 finding known from the baseline" in out
-    tree(a_dot_py=V1 + V1)  # one more of the same
-    code, out, _ = run(capsys, "scan", ".", "--baseline", "known.json")
-    assert code == 1
-    assert "1 error" in out
-    tree(known_dot_json="[]")
-    code, _, err = run(capsys, "scan", ".", "--baseline", "known.json")
-    assert code == 2
-    assert "--write-baseline" in err
-
-
-def test_settings_of_a_project(tree, capsys):
-    tree(
-        pyproject_dot_toml='[tool.legacy_compat]\nexclude = ["vendor"]\ntarget-version = "0.5.13"\nignore = ["SV101", "SV111"]\n',
-        vendor__a_dot_py=f"import {S}standalone_worker\n",
-        b_dot_py="if batch.is_spec_v2: ...\n" + V1,
-    )
-    assert run(capsys, "scan", ".")[0] == 0
-    assert run(capsys, "scan", ".", "--target-version", "0.5.14")[0] == 1
-    tree(pyproject_dot_toml='[tool.legacy_compat]\nexclud = ["vendor"]\n')
-    code, _, err = run(capsys, "scan", ".")
-    assert code == 2
-    assert "'exclud'" in err
-
-
-# --- trees that resist ---
-
-
-def test_links_pipes_and_folders_of_tools(tree, capsys):
-    folder = tree(
-        src__a_dot_py=V1,
-        dot_venv__b_dot_py=V1,
-        env__pyvenv_dot_cfg="",
-        env__lib__c_dot_py=V1,
-        node_modules__d_dot_py=V1,
-        elsewhere__e_dot_py=V1,
-    )
-    (folder / "dot_venv").rename(folder / ".venv")
-    (folder / "src/loop").symlink_to(folder)
-    (folder / "src/self").symlink_to("self")
-    (folder / "src/dangling").symlink_to("nowhere")
-    (folder / "src/root").symlink_to("/")
-    os.link(folder / "src/a.py", folder / "src/same.py")
-    (folder / "src/link.py").symlink_to("a.py")
-    os.mkfifo(folder / "src/pipe")
-    report = scan([Path()])
-    assert sorted(found.path for found in report.findings) == ["elsewhere/e.py", "src/a.py"]
-    assert not report.failed
-    assert scan([folder / ".venv"]).count("error") == 1  # named, so looked at
-
-
-def test_large_files_are_told_only_if_they_matter(tree):
-    tree(big_dot_py=V1 + "#" * 2_000_000, dull_dot_py="#" * 2_000_000)
-    report = scan([Path()], Options(max_size=1_000_000))
-    assert [(found.code, found.severity) for found in report.findings] == [("SV902", "info")]
-    assert report.skipped == 2
-    assert scan([Path()]).count("error") == 1
-
-
-def test_names_that_are_no_text(tree, capsys):
-    folder = tree()
-    (folder / os.fsdecode(b"bad\xff.py")).write_text(V1)
-    (folder / "with space%.py").write_text(V1)
-    for form in ("text", "concise", "json", "sarif", "github"):
-        code, out, _ = run(capsys, "scan", ".", "--format", form)
-        assert code == 1
-        out.encode()
-        if form in ("json", "sarif"):
-            json.loads(out)
-    log = json.loads(run(capsys, "scan", ".", "--format", "sarif")[1])
-    uris = {
-        result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]
-        for result in log["runs"][0]["results"]
-    }
-    assert uris == {"bad%FF.py", "with%20space%25.py"}
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_what_may_not_be_read(tree, capsys):
-    folder = tree(a_dot_py=V1)
-    (folder / "a.py").chmod(0)
-    code, out, _ = run(capsys, "scan", ".")
-    assert code == 2
-    assert "SV901" in out
-
-
-def test_nothing_of_the_scanned_code_runs(tree):
-    tree(
-        sglang__init_dot_py="raise SystemExit('imported')\n",
-        conftest_dot_py="raise SystemExit('imported')\n",
-        a_dot_py=V1 + "raise SystemExit('run')\n",
-    )
-    command = [sys.executable, "-m", "legacy_compat", "scan", ".", "--exit-zero"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "1 error" in done.stdout
-
-
-def test_the_command_needs_neither_torch_nor_libcst():
-    code = (
-        "import sys; from legacy_compat.cli import main; main(['scan', 'legacy_compat', '--exit-zero'])\n"
-        "assert not {'torch', 'libcst', 'spec_v2', 'sglang', 'yaml'} & set(sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_pipe_that_closes_early(tree):
-    tree(**{f"f{number}_dot_py": V1 * 50 for number in range(20)})
-    command = f"{sys.executable} -m legacy_compat scan . | head -1"
-    done = subprocess.run(
-        command,
-        shell=True,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        check=False,
-    )
-    assert done.stderr == ""
-    assert done.stdout.count("\n") == 1
 
 
 # --- the table ---

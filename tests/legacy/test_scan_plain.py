@@ -1,7 +1,5 @@
 """Shell, Dockerfiles, YAML, TOML, JSON, Markdown, notebooks, patches: what is found there, and how bad it is."""
 
-import json
-
 import pytest
 
 from tests.legacy.scan_tools import S, scan_text, told, worst
@@ -183,90 +181,6 @@ def test_a_patch_is_told_once():
     assert found.code == "SV904"
 
 
-# --- Markdown ---
-
-
-def test_markdown_prose_and_fences():
-    text = f"""\
-# Serve
-
-Set `{V2}=1`. Formerly `_overlap_forward_isolation`.
-
-```bash
-$ {V2}=1 python -m sglang.launch_server
-```
-
-```python
-from {S}eagle_worker import EAGLEWorker
-```
-
-1. A list
-
-   ```yaml
-   env:
-     {V2}: "1"
-   ```
-
-```python
-this is no python: {S}eagle_worker
-```
-"""
-    found = scan_text(text, "README.md", dedent=False)
-    assert [(one.span.line, one.severity) for one in found] == [
-        (3, "info"), (3, "info"), (6, "warning"), (10, "warning"), (17, "warning"), (21, "info"),
-    ]  # fmt: skip
-    assert [one.fixable for one in found] == ["manual", "manual", "safe", "unsafe", "safe", "manual"]
-    assert found[4].span.column == 6
-
-
-# --- notebooks ---
-
-
-def notebook(*cells):
-    made = [
-        {"cell_type": kind, "metadata": {}, "source": text.splitlines(keepends=True)}
-        | ({"outputs": [], "execution_count": None} if kind == "code" else {})
-        for kind, text in cells
-    ]
-    return json.dumps({"cells": made, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}, indent=1)
-
-
-def test_notebooks_cell_by_cell():
-    text = notebook(
-        ("markdown", f"Set {V2}=1"),
-        ("code", f"%pip install 'sglang[all]==0.5.9'\n!export {V2}=1 A=2\n%env {V2}=1\n"),
-        ("code", f"from {S}eagle_worker import EAGLEWorker\nw = EAGLEWorker(1)"),
-        ("code", "%%time\nw.capture_for_decode(1)\nfiles = !ls"),
-        ("code", f"%%bash\nexport {V2}=0\n"),
-        ("code", "this does not parse EAGLEWorker\n"),
-        ("code", f"%%html\n<b>{V2}=1</b>\n"),
-    )
-    found = scan_text(text, "demo.ipynb", dedent=False)
-    assert [(one.cell, one.span.line, one.shape, one.severity) for one in found] == [
-        (1, 1, "docs", "info"),
-        (2, 1, "remark", "warning"),  # the pinned release
-        (2, 2, "setting", "warning"),
-        (2, 3, "setting", "warning"),
-        (3, 1, "import", "error"),
-        (4, 2, "attribute", "error"),  # the name comes from another cell
-        (5, 2, "setting", "error"),
-        (6, 1, "remark", "warning"),
-    ]
-    assert found[1].code == "SV905"
-    assert "0.5.9" in found[1].message
-
-
-def test_a_pin_of_a_new_release_is_fine():
-    text = notebook(("code", "!pip install sglang==0.5.23\n"), ("code", f"import {S}eagle_worker\n"))
-    assert [one.code for one in scan_text(text, "demo.ipynb", dedent=False) if one.shape == "remark"] == []
-
-
-def test_a_notebook_that_is_none():
-    found = scan_text(f'{{"cells": "{S}eagle_worker"}}\n', "demo.ipynb")
-    assert found[0].code == "SV900"
-    assert worst(found) == "warning"
-
-
 # --- files that resist ---
 
 
@@ -298,7 +212,7 @@ def test_encodings_and_newlines(data):
 
 def test_bytes_that_are_no_text():
     found = scan_text(b"x = '\xff\xfe\xfa'\nimport sglang.srt.speculative.eagle_worker\n")
-    assert [one.code for one in found][0] == "SV900"
+    assert found[0].code == "SV900"
     assert not scan_text(b"\x00\x01sglang.srt.speculative.eagle_worker\x00", "a.dat")
     wide = f"export {V2}=1\n".encode("utf-16")
     assert told(scan_text(wide, "run.sh"))[0][:2] == ("warning", "setting")
