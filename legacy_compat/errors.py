@@ -18,6 +18,8 @@ from legacy_compat.registry import Removal, by_code
 WIDTH = 100
 SCAN = "python -m legacy_compat scan ."
 PAGE = "docs/migration.md"
+KINDS = {"env": "environment variable"}  # where the table's word is no word for people
+LAST = {"unreleased": "it was on the development branch only", "unknown": "or an earlier release did"}
 
 
 def explain(row: Removal) -> str:
@@ -39,15 +41,12 @@ def explain(row: Removal) -> str:
 
 def what_happened(row: Removal) -> str:
     """The fact with its versions, such as `SGLang 0.5.13 removed the class X (last in 0.5.12.post1)`."""
-    last = {
-        "unreleased": "it was on the development branch only",
-        "unknown": "or an earlier release did",
-    }.get(row.last_version, f"last in {row.last_version}")
     if row.kind == "behaviour":
         return f"SGLang {row.removed_in} changed this: {row.old_path} (up to {row.last_version} as before)"
-    verb = "changed" if row.category == "semantics" else "removed"
-    kind = {"env": "environment variable"}.get(row.kind, row.kind)
-    return f"SGLang {row.removed_in} {verb} the {kind} {row.old_path} ({last})"
+    what = f"the {KINDS.get(row.kind, row.kind)} {row.old_path}"
+    if row.category == "semantics":
+        return f"SGLang {row.removed_in} changed {what} (up to {row.last_version} as before)"
+    return f"SGLang {row.removed_in} removed {what} ({LAST.get(row.last_version, f'last in {row.last_version}')})"
 
 
 def is_released(row: Removal) -> bool:
