@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from legacy_compat.scan.finding import SEVERITIES
 from legacy_compat.scan.output import FORMATS
@@ -49,7 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _about(text: str, examples: str = "") -> dict:
+def _about(text: str, examples: str = "") -> dict[str, Any]:
     """Arguments of a sub-command's parser."""
     return {
         "help": text,
@@ -154,7 +155,7 @@ def _fix(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="don't list what is left")
 
 
-def _table(commands: argparse._SubParsersAction) -> None:
+def _table(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("explain", **_about("say all about one code or name"))
     parser.add_argument(
         "what", metavar="CODE_OR_NAME", help="SV101, a dotted path, or a name such as EAGLEWorker"

@@ -138,7 +138,7 @@ class _Edits(Statements):
                 if keyword is None:
                     doomed.add(new)
                 else:
-                    new = new.with_changes(keyword=new.keyword.with_changes(value=keyword))
+                    new = new.with_changes(keyword=cst.Name(keyword))
             args.append(new)
         return without(args, doomed.__contains__) if doomed else args
 
@@ -171,9 +171,9 @@ class _Edits(Statements):
         made = super().on_leave(original_node, updated_node)
         if not self.negations or not isinstance(made, TIGHT) or (isinstance(made, cst.Arg) and not made.star):
             return made
-        changes = {}
+        changes: dict[str, Any] = {}
         for field in ("left", "right", "expression", "value", "func", "comparator"):
-            part = getattr(made, field, None)
+            part: Any = getattr(made, field, None)
             if any(part is negation for negation in self.negations):
                 changes[field] = part.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
         return made.with_changes(**changes) if changes else made
@@ -188,10 +188,10 @@ class _Edits(Statements):
 
     # --- literals ---
 
-    def leave_Dict(self, original_node: cst.Dict, updated_node: cst.Dict) -> cst.Dict:
+    def leave_Dict(self, original_node: cst.Dict, updated_node: cst.Dict) -> Any:
         return self._without_parts(original_node, updated_node, "key", "rbrace")
 
-    def leave_List(self, original_node: cst.List, updated_node: cst.List) -> cst.List:
+    def leave_List(self, original_node: cst.List, updated_node: cst.List) -> Any:
         return self._without_parts(original_node, updated_node, "value", "rbracket")
 
     def _without_parts(self, original: Any, updated: Any, field: str, bracket: str) -> Any:

@@ -89,7 +89,8 @@ def _plan(
     shown = path.as_posix()
     kept, parsed = scan_bytes(shown, data, rules, options)
     report.left.parsed += parsed
-    after, made = data, ()
+    after: bytes = data
+    made: tuple[Finding, ...] = ()
     if any(map(allowed, kept.kept)):
         try:
             after, made = fix_bytes(shown, data, rules, options, allowed)

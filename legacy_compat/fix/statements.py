@@ -44,8 +44,9 @@ class Statements(cst.CSTTransformer):
         elif len(kept) < len(pairs):
             kept[-1] = kept[-1].with_changes(semicolon=cst.MaybeSentinel.DEFAULT)
             return updated_node.with_changes(body=kept)
-        elif len(pairs) == 1 and isinstance(pairs[0][0], cst.ImportFrom) and self.aliases:
-            return self._import(updated_node, *pairs[0])
+        elif len(pairs) == 1 and self.aliases:
+            old, new = pairs[0]
+            return self._import(updated_node, old, new) if isinstance(old, cst.ImportFrom) else updated_node
         return updated_node
 
     def _import(self, line: cst.SimpleStatementLine, old: cst.ImportFrom, node: Any) -> Any:

@@ -200,7 +200,7 @@ def check_well_formed(before: str, after: str, language: Language) -> None:
     """Raises Refused if a file that its format's parser took is no longer one."""
     parsers: dict[str, Callable[[str], object]] = {"json": json.loads, "toml": tomllib.loads}
     if importlib.util.find_spec("yaml"):
-        import yaml
+        import yaml  # type: ignore[import-untyped, unused-ignore]
 
         parsers["yaml"] = lambda text: [*yaml.safe_load_all(text)]
     load = parsers.get(language)
@@ -208,9 +208,9 @@ def check_well_formed(before: str, after: str, language: Language) -> None:
         return
     try:
         load(before)
-    except Exception:  # templates, comments in JSON, tags: nothing to compare with
+    except Exception:  # noqa: BLE001 - templates, comments in JSON, tags: nothing to compare with
         return
     try:
         load(after)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - each parser has its own
         raise Refused(f"the result would not be valid {language}: {error}") from None

@@ -6,7 +6,7 @@ import fnmatch
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -16,8 +16,30 @@ Language = Literal[
 
 # Folders that hold no source of the project. They are scanned when named on the command line.
 SKIPPED_FOLDERS = frozenset(
-    ".git .hg .svn .bzr .jj __pycache__ .venv venv .tox .nox .eggs node_modules site-packages __pypackages__"
-    " .mypy_cache .ruff_cache .pytest_cache .ipynb_checkpoints .hypothesis .direnv .idea .terraform".split()
+    (
+        ".git",
+        ".hg",
+        ".svn",
+        ".bzr",
+        ".jj",
+        "__pycache__",
+        ".venv",
+        "venv",
+        ".tox",
+        ".nox",
+        ".eggs",
+        "node_modules",
+        "site-packages",
+        "__pypackages__",
+        ".mypy_cache",
+        ".ruff_cache",
+        ".pytest_cache",
+        ".ipynb_checkpoints",
+        ".hypothesis",
+        ".direnv",
+        ".idea",
+        ".terraform",
+    )
 )
 SUFFIXES: dict[str, Language] = {
     **dict.fromkeys((".py", ".pyi", ".pyw", ".pyx"), "python"),
@@ -36,9 +58,50 @@ SUFFIXES: dict[str, Language] = {
 }
 # Never text: not worth opening.
 BINARY = frozenset(
-    ".png .jpg .jpeg .gif .webp .ico .pdf .zip .gz .bz2 .xz .zst .tar .whl .so .dylib .dll .a .o .pyc .pyd"
-    " .safetensors .bin .pt .pth .npy .npz .onnx .gguf .parquet .arrow .mp3 .mp4 .wav .woff .woff2 .ttf"
-    " .sqlite .db .pkl .cubin .hsaco".split()
+    (
+        ".png",
+        ".jpg",
+        ".jpeg",
+        ".gif",
+        ".webp",
+        ".ico",
+        ".pdf",
+        ".zip",
+        ".gz",
+        ".bz2",
+        ".xz",
+        ".zst",
+        ".tar",
+        ".whl",
+        ".so",
+        ".dylib",
+        ".dll",
+        ".a",
+        ".o",
+        ".pyc",
+        ".pyd",
+        ".safetensors",
+        ".bin",
+        ".pt",
+        ".pth",
+        ".npy",
+        ".npz",
+        ".onnx",
+        ".gguf",
+        ".parquet",
+        ".arrow",
+        ".mp3",
+        ".mp4",
+        ".wav",
+        ".woff",
+        ".woff2",
+        ".ttf",
+        ".sqlite",
+        ".db",
+        ".pkl",
+        ".cubin",
+        ".hsaco",
+    )
 )
 
 
@@ -57,13 +120,12 @@ class Walk:
     paths: Iterable[Path]
     exclude: tuple[str, ...] = ()
     skipped: int = 0
-    failed: list[str] | None = None
+    failed: list[str] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[File]:
-        self.failed = []
         seen: set[tuple[int, int]] = set()
         for path in self.paths:
-            if not path.exists():
+            if not _exists(path):
                 self.failed.append(f"{path}: no such file or folder")
             elif path.is_dir():
                 yield from self._folder(path, seen)
@@ -72,7 +134,7 @@ class Walk:
 
     def _folder(self, top: Path, seen: set[tuple[int, int]]) -> Iterator[File]:
         def complain(error: OSError) -> None:
-            self._fail(f"{error.filename}: {error.strerror}")
+            self.failed.append(f"{error.filename}: {error.strerror}")
 
         for folder, folders, names in os.walk(top, onerror=complain):
             here = Path(folder)
@@ -108,9 +170,12 @@ class Walk:
             seen.add(key)
             yield File(path, found.st_size)
 
-    def _fail(self, line: str) -> None:
-        if self.failed is not None:
-            self.failed.append(line)
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a folder above it may not be read
+        return False
 
 
 def language_of(path: Path, text: str) -> Language:

@@ -11,6 +11,7 @@ from typing import Literal
 from legacy_compat.registry import Removal
 from legacy_compat.scan.rules import ROOT, Rules
 
+Kind = Literal["path", "file", "env", "flag", "name"]
 DOTTED = re.compile(rf"(?<![\w.\-]){ROOT}(?:[.:]\w+)+")
 
 
@@ -20,7 +21,7 @@ class Mention:
 
     start: int
     end: int
-    kind: Literal["path", "file", "env", "flag", "name"]
+    kind: Kind
     row: Removal
     name: str  # the removed thing, as the text spells it
     rest: str = ""  # "path": what follows the removed part, with its dot
@@ -69,7 +70,7 @@ def mentions(text: str, rules: Rules) -> Iterator[Mention]:
             continue
         name = found[0]
         row = rules.env.get(name) or rules.flags.get(name) or rules.bare[name]
-        kind = "env" if name in rules.env else "flag" if name in rules.flags else "name"
+        kind: Kind = "env" if name in rules.env else "flag" if name in rules.flags else "name"
         yield Mention(*found.span(), kind, row, name)
 
 

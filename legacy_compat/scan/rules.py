@@ -35,7 +35,6 @@ class Rules:
         self.flags = {
             flag: row for row in self.rows if row.kind == "flag" for flag in row.paths if "-" in flag
         }
-        self.fields = {flag.lstrip("-").replace("-", "_"): row for flag, row in self.flags.items()}
         self.parameters: dict[str, dict[str, Removal]] = {}
         self.bare_parameters: dict[tuple[str, str], Removal] = {}  # (function's name, parameter)
         for row in self.rows:
@@ -44,6 +43,13 @@ class Rules:
                 self.parameters.setdefault(callee, {})[name] = row
                 if row.distinctive:
                     self.bare_parameters[callee.rpartition(".")[2], name] = row
+
+    @cached_property
+    def fields(self) -> dict[str, Removal]:
+        """Flags as fields of ServerArgs, by the row of the field where there is one."""
+        spelled = {flag.lstrip("-").replace("-", "_"): row for flag, row in self.flags.items()}
+        owners = [names for callee, names in self.parameters.items() if callee.endswith(".ServerArgs")]
+        return spelled | {name: row for names in owners for name, row in names.items()}
 
     @cached_property
     def bare(self) -> dict[str, Removal]:

@@ -37,7 +37,7 @@ class Options:
     max_size: int = 8 * 2**20  # bytes of one file
 
 
-def scan(paths: Iterable[Path], options: Options = Options(), known: Counter[str] | None = None) -> Report:  # noqa: B008
+def scan(paths: Iterable[Path], options: Options = Options(), known: Counter[str] | None = None) -> Report:
     """Looks at everything below `paths`. Runs and imports nothing of it."""
     started = time.perf_counter()
     report = Report()

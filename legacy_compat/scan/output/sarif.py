@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import posixpath
 from collections import Counter
 from importlib import metadata
-from pathlib import PurePath
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -34,7 +33,7 @@ def as_sarif(report: Report) -> str:
             }
         },
         "columnKind": "unicodeCodePoints",
-        "originalUriBaseIds": {BASE: {"uri": _folder_uri(os.getcwd())}},
+        "originalUriBaseIds": {BASE: {"uri": _folder_uri(Path.cwd())}},
         "invocations": [_invocation(report)],
         "results": _results(report.findings, index),
     }
@@ -129,15 +128,14 @@ def _fixes(found: Finding) -> list[dict[str, Any]]:
 
 
 def _artifact(path: str) -> dict[str, str]:
-    whole = os.path.abspath(path)
-    relative = os.path.relpath(whole)
-    if not relative.startswith(".."):
-        return {"uri": _quoted(PurePath(relative).as_posix()), "uriBaseId": BASE}
-    return {"uri": "file://" + _quoted(PurePath(whole).as_posix())}
+    whole = Path(os.path.normpath(Path(path).absolute()))
+    if whole.is_relative_to(Path.cwd()):
+        return {"uri": _quoted(whole.relative_to(Path.cwd()).as_posix()), "uriBaseId": BASE}
+    return {"uri": "file://" + _quoted(whole.as_posix())}
 
 
-def _folder_uri(folder: str) -> str:
-    return "file://" + posixpath.join(_quoted(PurePath(folder).as_posix()), "")
+def _folder_uri(folder: Path) -> str:
+    return f"file://{_quoted(folder.as_posix())}/"
 
 
 def _quoted(path: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from legacy_compat.registry import Safety, Severity
 from legacy_compat.scan.finding import Finding, Report
 
 COLOURS = {"error": "31;1", "warning": "33;1", "info": "36"}
@@ -91,13 +92,13 @@ def summary(report: Report, *, shown: int | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-_KINDS = (("error", "error"), ("warning", "warning"), ("info", "note"))
+_KINDS: tuple[tuple[Severity, str], ...] = (("error", "error"), ("warning", "warning"), ("info", "note"))
 
 
 def _work_left(report: Report) -> list[str]:
     """Who mends errors and warnings."""
     left = Counter(found.fixable for found in report.at_least("warning"))
-    said = {
+    said: dict[Safety, str] = {
         "safe": f"{left['safe']} by `fix`",
         "unsafe": f"{left['unsafe']}{' more' if left['safe'] else ''} by `fix --unsafe`",
         "manual": f"{left['manual']} by hand",

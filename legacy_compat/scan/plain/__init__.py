@@ -11,6 +11,7 @@ Nothing is loaded and dumped again: what `fix` changes is a few characters, and 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from legacy_compat.scan.files import Language
 from legacy_compat.scan.finding import Edit, Finding
@@ -24,6 +25,7 @@ from legacy_compat.scan.wording import setting_sentence
 COMMANDS = re.compile(
     r"\"(?:cmd|command|commands|args|arguments|entrypoint|run|script|scripts|test|start)\"\s*:"
 )
+Look = tuple[str, shell.Ranges | None, str, bool]  # value, ranges, note, whether inside a longer string
 READS = re.compile(r"(?:\$\{?|%)$")
 
 
@@ -95,10 +97,7 @@ def _variable(page: Page, found: Mention) -> None:
     page.emit(found, "setting", message=message, severity=severity, note=note, edit=edit)
 
 
-Look = tuple[str, shell.Ranges | None, str, bool]  # value, ranges, note, whether inside a longer string
-
-
-def _looks(page: Page) -> list:
+def _looks(page: Page) -> list[Callable[[Page, Mention], Look | None]]:
     """The ways of setting a variable that a language has, the likeliest first."""
     if page.language == "json":
         return [_entry, _word]
@@ -196,10 +195,15 @@ def _flag(page: Page, found: Mention) -> None:
     if row.safety != "manual" and page.mentions_sglang:
         if new.startswith("-"):
             edit = Edit("text", row.safety, new, ranges=((found.start, found.end, new),))
-        elif not new and page.language in ("shell", "docker") and not page.quotes(found.start):
-            if re.compile(r"(?=\s|$)").match(page.text, found.end):
-                edit = Edit("text", row.safety, ranges=(shell.without_word(page, found.start, found.end),))
+        elif not new and _is_word(page, found):
+            edit = Edit("text", row.safety, ranges=(shell.without_word(page, found.start, found.end),))
     page.emit(found, "flag", severity=None if page.mentions_sglang else "info", edit=edit)
+
+
+def _is_word(page: Page, found: Mention) -> bool:
+    """Whether a flag is a word of a shell command by itself."""
+    ends = found.end == len(page.text) or page.text[found.end].isspace()
+    return page.language in ("shell", "docker") and ends and not page.quotes(found.start)
 
 
 def _keys(page: Page) -> None:
@@ -222,9 +226,9 @@ def _path(page: Page, found: Mention) -> None:
     edit = None
     new = found.row.sglang_replacement
     start, stop = page.line_bounds(found.start)
-    around = page.text[start : found.start] + " " + page.text[found.end : stop]
+    imports = re.search(r"\bimport\b", page.text[start : found.start] + " " + page.text[found.end : stop])
     follows = not found.rest or found.row.kind in ("class", "method") or found.row.category == "moved"
-    if found.kind == "path" and new and "(" not in new and found.row.safety != "manual":
-        if follows and found.row.kind != "env" and not re.search(r"\bimport\b", around):
-            edit = Edit("text", found.row.safety, new, ranges=((found.start, found.end, new),))
+    plain = found.kind == "path" and found.row.kind != "env" and follows and not imports
+    if plain and new and "(" not in new and found.row.safety != "manual":
+        edit = Edit("text", found.row.safety, new, ranges=((found.start, found.end, new),))
     page.emit(found, "path" if found.kind == "file" else "string", edit=edit)

@@ -105,7 +105,5 @@ def open_quote(text: str) -> str:
 
 
 def _hash_outside_quotes(before: str) -> bool:
-    for found in re.finditer(r"(?:^|\s)#", before):
-        if not open_quote(before[: found.end() - 1]):
-            return True
-    return False
+    marks = re.finditer(r"(?:^|\s)#", before)
+    return any(not open_quote(before[: found.end() - 1]) for found in marks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from legacy_compat.registry import Removal
+from legacy_compat.registry import Removal, Severity
 from legacy_compat.scan.finding import Edit
 from legacy_compat.scan.python.module import Module
 from legacy_compat.scan.python.tree import dotted
@@ -31,20 +31,11 @@ def _arguments(module: Module, call: ast.Call) -> None:
         for name, row in module.rules.parameters.get(callee, {}).items():
             _check(module, call, callee, name, row)
     for keyword in call.keywords:
-        row = module.rules.bare_parameters.get((_own_name(call), keyword.arg or ""))
-        known = row and module.rules.proven(row, module.mentions_sglang)
-        if (
-            row
-            and known
-            and not (isinstance(call.func, ast.Attribute) and module.is_foreign(call.func.value))
-        ):
-            module.emit(
-                keyword,
-                row,
-                "argument",
-                f"{_own_name(call)}({keyword.arg})",
-                edit=_argument_edit(module, call, row),
-            )
+        bare = module.rules.bare_parameters.get((_own_name(call), keyword.arg or ""))
+        foreign = isinstance(call.func, ast.Attribute) and module.is_foreign(call.func.value)
+        if bare is not None and not foreign and module.rules.proven(bare, module.mentions_sglang):
+            shown = f"{_own_name(call)}({keyword.arg})"
+            module.emit(keyword, bare, "argument", shown, edit=_argument_edit(module, call, bare))
 
 
 def _callees(module: Module, call: ast.Call) -> list[str]:
@@ -133,8 +124,11 @@ def _server_arguments(module: Module, call: ast.Call) -> None:
             continue
         ours = any(path.partition(".")[0] == ROOT for path in module.resolve.paths(call.func))
         new = (row.sglang_replacement or "").lstrip("-").replace("-", "_")
-        edit = Edit("rename-argument", row.safety, new) if new and ours and row.safety != "manual" else None
-        severity, note = (None, "") if ours else ("warning", "if it reaches SGLang's server arguments")
+        edit = None
+        if ours and row.safety != "manual":
+            edit = Edit("rename-argument", row.safety, new) if new else Edit("drop-argument", row.safety)
+        severity: Severity | None = None if ours else "warning"
+        note = "" if ours else "if it reaches SGLang's server arguments"
         module.emit(keyword, row, "argument", keyword.arg or "", severity=severity, note=note, edit=edit)
 
 

@@ -26,11 +26,12 @@ BEFORE_COMMAND = re.compile(
 def find_environment(module: Module) -> None:
     variables = module.rules.env
     for node in module.tree.of(ast.Constant):
-        for name, row in variables.items() if isinstance(node.value, str) else ():
-            if node.value == name:
+        text = node.value if isinstance(node.value, str) else ""
+        for name, row in variables.items():
+            if text == name:
                 _named(module, node, row, name)
-            elif name in node.value:
-                _inside(module, node, row, name, node.value)
+            elif name in text:
+                _inside(module, node, row, name, text)
     for keyword in module.tree.of(ast.keyword):
         if keyword.arg in variables:
             _is_set(module, keyword, variables[keyword.arg], keyword.arg, keyword.value, "drop-argument")

@@ -11,6 +11,8 @@ from legacy_compat.scan.python.module import Module
 from legacy_compat.scan.python.tree import dotted
 from legacy_compat.scan.rules import ROOT
 
+PATCHERS = ("setattr", "delattr", "object", "super")  # the third is mock's patch.object
+
 
 def find_imports(module: Module) -> None:
     for node in module.tree.of(ast.Import):
@@ -76,9 +78,9 @@ def _is_built_upon(module: Module, alias: ast.alias, local: str) -> bool:
             return True
         if isinstance(parent, ast.Attribute) and not isinstance(parent.ctx, ast.Load):
             return True
-        if isinstance(parent, ast.Call) and field == "args" and parent.args[0] is use:
-            if dotted(parent.func).rpartition(".")[2] in ("setattr", "delattr", "object", "super"):
-                return True
+        patched = isinstance(parent, ast.Call) and field == "args" and parent.args[0] is use
+        if patched and dotted(parent.func).rpartition(".")[2] in PATCHERS:  # type: ignore[attr-defined]
+            return True
     return False
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from legacy_compat.registry import Removal
+from legacy_compat.registry import Removal, Safety, Severity
 from legacy_compat.scan.finding import Edit, Span
 from legacy_compat.scan.python.module import Module
 from legacy_compat.scan.python.tree import Function, dotted
@@ -96,7 +96,7 @@ def _chain_edit(module: Module, node: ast.Attribute, row: Removal, new: str) -> 
     for path in module.resolve.paths(node.value):
         home = module.rules.modules.get(path)
         if home and path in module.moved and home.sglang_replacement == new.rpartition(".")[0]:
-            safety = "safe" if home.safety == row.safety == "safe" else "unsafe"
+            safety: Safety = "safe" if home.safety == row.safety == "safe" else "unsafe"
             return Edit("attribute", safety, new.rpartition(".")[2])
     return None
 
@@ -162,12 +162,10 @@ def _definitions(module: Module, klass: ast.ClassDef) -> None:
                     )
             elif (row := module.rules.bare.get(name)) and module.rules.proven(row, module.mentions_sglang):
                 calls = isinstance(node, Function) and row.kind == "method"
-                severity, note = (
-                    ("warning", "SGLang no longer calls it") if calls else ("info", "a class of this file")
-                )
-                module.emit(
-                    place, row, "definition", name, span=_head(module, place), severity=severity, note=note
-                )
+                severity: Severity = "warning" if calls else "info"
+                note = "SGLang no longer calls it" if calls else "a class of this file"
+                head = _head(module, place)
+                module.emit(place, row, "definition", name, span=head, severity=severity, note=note)
 
 
 def _defined(node: ast.stmt) -> list[tuple[str, ast.AST]]:

@@ -156,11 +156,11 @@ class Module:
 
 def module_path(path: str, package_root: str | None = None) -> str:
     """A file's own dotted path if it lies in SGLang's package, by the folders above it; else empty."""
-    whole = Path(os.path.abspath(path))  # not resolve(): a link's own place is what its imports start from
+    whole = Path(os.path.normpath(Path(path).absolute()))  # not resolve(): a link's own place is what counts
     parts = whole.with_suffix("").parts
     if package_root is not None:
         try:
-            parts = whole.with_suffix("").relative_to(os.path.abspath(package_root)).parts
+            parts = whole.with_suffix("").relative_to(os.path.normpath(Path(package_root).absolute())).parts
         except ValueError:
             return ""
         start = 0

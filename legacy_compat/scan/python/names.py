@@ -62,8 +62,9 @@ class Names:
         self.attributes: dict[tuple[ast.ClassDef, str], list[ast.AST]] = {}  # self.name = value
         self._globals = {
             (tree.scope(node), name): isinstance(node, ast.Global)
-            for node in tree.of(ast.Global, ast.Nonlocal)
-            for name in node.names
+            for kind in (ast.Global, ast.Nonlocal)
+            for node in tree.of(kind)
+            for name in node.names  # type: ignore[attr-defined]
         }
         for node in tree.of(*BINDING):
             self._bind(node)
@@ -125,7 +126,7 @@ class Names:
                 pairs = isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts)
                 for place, part in enumerate(target.elts):
                     if pairs:
-                        self._bind_target(part, value.elts[place])  # type: ignore[union-attr, attr-defined]
+                        self._bind_target(part, value.elts[place])  # type: ignore[attr-defined]
                     elif isinstance(part, ast.Name):
                         self._add(part, part.id, Binding("unknown", target))
 

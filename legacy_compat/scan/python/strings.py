@@ -5,14 +5,15 @@ from __future__ import annotations
 import ast
 import re
 
-from legacy_compat.registry import Removal
+from legacy_compat.registry import Removal, Severity
 from legacy_compat.scan.finding import Edit, Span
 from legacy_compat.scan.mentions import Mention, mentions
 from legacy_compat.scan.python.module import Module
-from legacy_compat.scan.python.tree import Collection, Function, dotted
+from legacy_compat.scan.python.tree import Function, dotted
 from legacy_compat.scan.python.values import HOLE, Text, strings
 from legacy_compat.scan.rules import ROOT
 
+DECLARES = ("add_argument", "option", "Option")  # a program's own option
 PUT_TOGETHER = (ast.JoinedStr, ast.BinOp, ast.Call)
 IMPORT_IN_TEXT = re.compile(r"^\s*(?:from|import)\s", re.MULTILINE)
 
@@ -121,15 +122,11 @@ def _flag(module: Module, node: ast.Constant, value: str, found: Mention) -> Non
         module.emit(node, found.row, "docs", found.name, span=span, severity="info")
         return
     call = module.tree.parent(node)
-    if isinstance(call, ast.Call) and dotted(call.func).rpartition(".")[2] in (
-        "add_argument",
-        "option",
-        "Option",
-    ):
+    if isinstance(call, ast.Call) and dotted(call.func).rpartition(".")[2] in DECLARES:
         note = "an option of this program's own, unless it passes it on"
         module.emit(node, found.row, "flag", found.name, span=span, severity="info", note=note)
         return
-    severity = None if module.mentions_sglang else "info"
+    severity: Severity | None = None if module.mentions_sglang else "info"
     edit = _flag_edit(module, node, value, found, span) if exact and module.mentions_sglang else None
     module.emit(node, found.row, "flag", found.name, span=span, severity=severity, edit=edit)
 
@@ -228,12 +225,10 @@ def _compare(module: Module, node: ast.Compare) -> None:
     ):
         return
     for side in sides:
-        for literal in (
-            side.elts if isinstance(side, Collection) and not isinstance(side, ast.Dict) else [side]
-        ):
+        for literal in side.elts if isinstance(side, (ast.Tuple, ast.List, ast.Set)) else [side]:
             row = _class_named(module, literal)
             if row:
-                severity = None if module.mentions_sglang else "info"
+                severity: Severity | None = None if module.mentions_sglang else "info"
                 module.emit(literal, row, "name", row.name, severity=severity)
 
 

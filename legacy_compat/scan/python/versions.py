@@ -69,13 +69,14 @@ def _release(names: Names, node: ast.AST, depth: int = 0) -> tuple[int, ...] | N
         return None
     match node:
         case ast.Constant(value=str(text)) if RELEASE.match(text):
-            numbers = re.match(r"[\d.]*\d", text)
+            digits = re.match(r"[\d.]*\d", text)
             post = re.search(r"post(\d+)", text)
-            key = tuple(int(part) for part in (numbers[0] if numbers else "0").split("."))
+            key = tuple(int(part) for part in (digits[0] if digits else "0").split("."))
             return (*key, int(post[1])) if post else key
         case ast.Tuple(elts=parts) if parts and all(isinstance(part, ast.Constant) for part in parts):
-            values = [part.value for part in parts if isinstance(part, ast.Constant)]
-            return tuple(values) if all(isinstance(value, int) for value in values) else None
+            numbers = [part.value for part in parts if isinstance(part, ast.Constant)]
+            whole = tuple(number for number in numbers if isinstance(number, int))
+            return whole if len(whole) == len(numbers) else None
         case ast.Call(args=[only]):
             return _release(names, only, depth + 1)
         case ast.Name(id=name):
