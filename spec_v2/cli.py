@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 PROGRAM = "spec-v2"
 INTERRUPTED = 130
 USAGE_ERROR = 2
+FORCED = ", forced acceptance: this is not the model's text"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -204,6 +205,7 @@ def _report(engine: "Engine", completions: Sequence["Completion"], seconds: floa
                 "spec_verify_ct": c.spec.verify_ct,
                 "spec_accept_length": round(c.spec.accept_length, 4),
                 "spec_accept_rate": round(c.spec.accept_rate, 4),
+                "forced_acceptance": c.spec.forced_acceptance,
             }
             for c in completions
         ],
@@ -223,7 +225,7 @@ def _for_humans(
         lines.append(
             f"[{c.prompt_tokens} prompt tokens, {c.completion_tokens} new, ended by {c.finish_reason}, "
             f"{c.spec.verify_ct} decode steps, accept length {c.spec.accept_length:.2f}, "
-            f"accept rate {c.spec.accept_rate:.2f}]"
+            f"accept rate {c.spec.accept_rate:.2f}{FORCED if c.spec.forced_acceptance else ''}]"
         )
     args, total = engine.server_args, sum(c.completion_tokens for c in completions)
     lines.append(

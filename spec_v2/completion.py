@@ -34,11 +34,15 @@ class Completion:
     def completion_tokens(self) -> int:
         return len(self.output_ids)
 
+    @property
+    def _forced_note(self) -> str:
+        return " by forced acceptance" if self.spec.forced_acceptance else ""
+
     def __repr__(self) -> str:
         text = self.text if len(self.text) <= 60 else self.text[:57] + "..."
         return (
             f"Completion({text!r}, {self.completion_tokens} tokens, finish_reason={self.finish_reason!r}, "
-            f"accept_length={self.spec.accept_length:.2f})"
+            f"accept_length={self.spec.accept_length:.2f}{self._forced_note})"
         )
 
     def _repr_html_(self) -> str:
@@ -47,7 +51,7 @@ class Completion:
             ("completion tokens", self.completion_tokens),
             ("finish reason", self.finish_reason),
             ("decode steps", self.spec.verify_ct),
-            ("accept length", f"{self.spec.accept_length:.2f}"),
+            ("accept length", f"{self.spec.accept_length:.2f}{self._forced_note}"),
             ("accept rate", f"{self.spec.accept_rate:.2f}"),
         )
         rows = "".join(
@@ -87,7 +91,7 @@ def completion_of(req: Request, tokenizer: object | None) -> Completion:
         output_ids=tuple(req.output_ids),
         finish_reason=req.finish_reason or "abort",
         prompt_tokens=len(req.prompt_ids),
-        spec=SpecMetrics(accept_lens=tuple(req.accept_lens), draft_depths=tuple(req.draft_depths)),
+        spec=SpecMetrics(tuple(req.accept_lens), tuple(req.draft_depths), req.is_forced),
         pieces=pieces,
         matched_stop=req.matched_stop,
         cached_tokens=req.cached_tokens,

@@ -1,5 +1,6 @@
 """The front door: `Engine(model=..., **server_args).generate(prompts, SamplingParams(...))`."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
@@ -9,8 +10,11 @@ import torch
 from spec_v2.admission import Prompt, RequestFactory
 from spec_v2.completion import Completion, completion_of
 from spec_v2.mem_cache.kv_cache_builder import build_kv_cache
+from spec_v2.model_executor.cuda_graph_runner import CudaGraphRunner
+from spec_v2.model_executor.fuse import fuse_layers
+from spec_v2.model_executor.graph_runner import capture_sizes
 from spec_v2.model_executor.model_runner import ModelRunner
-from spec_v2.model_executor.packing import pack_projections
+from spec_v2.model_executor.packing import speed_up_linears
 from spec_v2.models.draft_models import check_draft_model, load_draft_model
 from spec_v2.models.eagle3 import default_aux_layers
 from spec_v2.observability.progress import progress_bar
@@ -22,8 +26,11 @@ from spec_v2.scheduler.scheduler import Scheduler
 from spec_v2.scheduler.streams import make_stream
 from spec_v2.server_args import ServerArgs
 from spec_v2.spec_info import SpeculativeAlgorithm
+from spec_v2.speculative.forced_acceptance import say_if_forced
 from spec_v2.speculative_hook import resolve_speculative
 from spec_v2.streaming import Chunk, RequestStream
+
+_LOG = logging.getLogger("spec_v2")
 
 
 class Engine:
@@ -44,12 +51,14 @@ class Engine:
         debug: bool = False,
         **server_args: Any,
     ) -> None:
+        model = server_args.pop("model_path", model)  # SGLang's name for it
         given = isinstance(model, torch.nn.Module)
         name = getattr(model.config, "name_or_path", "") or type(model).__name__ if given else model
         args = ServerArgs.from_kwargs(model_path=name, **server_args)
         self.server_args = resolve_speculative(args, draft_model_given=draft_model is not None)
         worker_class = self.server_args.algorithm.create_worker(self.server_args)
         self._closed = False
+        say_if_forced(self.server_args)
         self.device = model.device if given else _device(self.server_args.device)
         self.model, self.tokenizer, self.dtype = self._load(model, tokenizer)
         self.context_length = self._context_length()
@@ -183,10 +192,17 @@ class Engine:
             return model.eval(), tokenizer, model.dtype  # type: ignore[return-value]
         dtype = getattr(torch, "bfloat16" if args.dtype == "auto" else args.dtype)
         loaded = load_model(args.model_path, dtype=dtype, device=self.device)
-        pack_projections(loaded.model)
+        self._speed_up(loaded.model)
         if args.tokenizer_path is not None:
             tokenizer = load_tokenizer(args.tokenizer_path)
         return loaded.model, tokenizer or loaded.tokenizer, dtype
+
+    def _speed_up(self, model: Any, shared_with: Any = None) -> None:
+        """Only for models that nobody else uses."""
+        if self.device.type == "cpu":
+            speed_up_linears(model, shared_with)
+        else:
+            _LOG.debug("%s: %s", type(model).__name__, fuse_layers(model))
 
     def _context_length(self) -> int:
         longest = int(self.model.config.max_position_embeddings)
@@ -214,7 +230,7 @@ class Engine:
             return None
         if draft_model is None:
             draft_model = load_draft_model(self.server_args, self.model, self.tokenizer)
-            pack_projections(draft_model)
+            self._speed_up(draft_model, shared_with=self.model)
         check_draft_model(self.server_args, self.model, draft_model)
         positions = int(draft_model.config.max_position_embeddings)
         if positions < self.context_length:
@@ -235,11 +251,17 @@ class Engine:
             max_running_requests=args.max_running_requests,
             context_length=self.context_length,
             slots_per_step=args.slots_per_step,
+            # logits of every node, and two copies in fp32 where they are sampled
+            workspace_bytes=args.max_running_requests
+            * args.num_draft_tokens
+            * target.vocab_size
+            * (self.dtype.itemsize + 8),
             max_total_tokens=args.max_total_tokens,
             mem_fraction=args.mem_fraction_static,
             pair_keys=algorithm.draft_is_shifted(),
             prefix_cache=not args.disable_radix_cache,
         )
+        cache.target_pool.debug = cache.draft_pool.debug = debug
         carries_hidden = draft is not None and algorithm.carries_draft_hidden_states()
         future_map = FutureMap(
             num_rows=cache.rows.num_rows,
@@ -275,6 +297,19 @@ class Engine:
             copy_stream=self._copy_stream,
             device=self.device,
             trace=self.trace,
+            capture_sizes=self._record_graphs(future_map),
+        )
+
+    def _record_graphs(self, future_map: FutureMap) -> tuple[int, ...]:
+        """Let the forward stream record decode steps, where it can. Returns the batch sizes that it will see."""
+        args = self.server_args
+        # debug checks read values on the host
+        if self.device.type != "cuda" or args.disable_cuda_graph or future_map.debug:
+            return ()
+        future_map.open_row_0()
+        self._forward_stream.graphs = CudaGraphRunner(self.device)
+        return capture_sizes(
+            min(args.cuda_graph_max_bs or args.max_running_requests, args.max_running_requests)
         )
 
 

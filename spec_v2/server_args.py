@@ -87,6 +87,12 @@ class ServerArgs:
     disable_overlap_schedule: bool = _setting(
         bool, False, "process a step's results before launching the next step"
     )
+    disable_cuda_graph: bool = _setting(
+        bool, False, "launch every kernel of a decode step by itself, instead of replaying recorded graphs"
+    )
+    cuda_graph_max_bs: int | None = _setting(
+        int, None, "most requests of a batch that graphs are recorded for; max_running_requests if not given"
+    )
     num_threads: int | None = _setting(int, None, "CPU threads of the forward stream")
     speculative_algorithm: str | None = _setting(
         str, None, "EAGLE, EAGLE3, NEXTN (= EAGLE), STANDALONE, NGRAM or FROZEN_KV_MTP, in any case"
@@ -109,6 +115,9 @@ class ServerArgs:
     )
     speculative_adaptive: bool | None = _setting(
         bool, None, "NGRAM: leave the drafts out while they do not pay; on for NGRAM if not given"
+    )
+    speculative_simulated_accept_length: int | None = _setting(
+        int, None, "timing only: tokens that every step accepts, bonus included, whatever the target says"
     )
     enable_multi_layer_eagle: bool = _setting(bool, False, "one draft layer for each draft pass")
     speculative_ngram_min_bfs_breadth: int = _setting(int, 1, "NGRAM: fewest children of a matched node")

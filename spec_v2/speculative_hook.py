@@ -37,6 +37,7 @@ _STEPS = "speculative_num_steps"
 _TOPK = "speculative_eagle_topk"
 _TOKENS = "speculative_num_draft_tokens"
 _DRAFT_PATH = "speculative_draft_model_path"
+_SIMULATED = "speculative_simulated_accept_length"
 _TRIO_FLAGS = f"{flag_of(_STEPS)}, {flag_of(_TOPK)} and {flag_of(_TOKENS)}"
 
 
@@ -54,9 +55,9 @@ def resolve_speculative(args: ServerArgs, *, draft_model_given: bool = False) ->
     _check_unused(args, algorithm)
     if algorithm.is_none():
         return replace(args, speculative_algorithm=None)
-    if algorithm.is_ngram():
-        return _resolve_ngram(args)
-    return _resolve_trio(args, algorithm)
+    resolved = _resolve_ngram(args) if algorithm.is_ngram() else _resolve_trio(args, algorithm)
+    _check_simulated(resolved)
+    return resolved
 
 
 def _resolve_ngram(args: ServerArgs) -> ServerArgs:
@@ -67,7 +68,9 @@ def _resolve_ngram(args: ServerArgs) -> ServerArgs:
             f" {_shown(args, 'speculative_ngram_max_bfs_breadth')}: lower the first or raise the second."
         )
     tokens = args.speculative_num_draft_tokens or DEFAULT_NGRAM_DRAFT_TOKENS
-    adaptive = args.speculative_adaptive is not False
+    # forced acceptance says nothing about whether drafts pay, so by default it lets them be
+    is_forced = args.speculative_simulated_accept_length is not None
+    adaptive = not is_forced if args.speculative_adaptive is None else args.speculative_adaptive
     return replace(
         args,
         speculative_algorithm="NGRAM",
@@ -119,6 +122,24 @@ def _check_rejection_sampling(args: ServerArgs, topk: int) -> None:
             f"{flag} needs a draft over the whole vocabulary, but {_shown(args, 'speculative_token_map')} is"
             " given: leave one of them out."
         )
+
+
+def _check_simulated(args: ServerArgs) -> None:
+    """Forced acceptance must fit the tree, and nothing that decides by acceptance may go with it."""
+    asked = args.speculative_simulated_accept_length
+    if asked is None:
+        return
+    if asked > args.accept_width:
+        raise ValueError(
+            f"{_shown(args, _SIMULATED)} is more than the {args.accept_width} tokens that a step of these drafts"
+            f" can accept, the bonus token included: use at most {args.accept_width}, or draft more."
+        )
+    for name in ("speculative_use_rejection_sampling", "speculative_adaptive"):
+        if getattr(args, name):
+            raise ValueError(
+                f"{flag_of(name)} decides by what the target accepts, which {_shown(args, _SIMULATED)} overrides:"
+                " leave one of them out."
+            )
 
 
 def _complete_trio(

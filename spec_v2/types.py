@@ -43,7 +43,8 @@ class TreeShape:
     """How a step drafts. `is_tree` says which path to take; no code decides that from the widths.
 
     `longest_path`: drafts on the longest path a tree can have. It is less than `num_steps` where the tree
-    has fewer nodes than that.
+    has fewer nodes than that. `simulated_accept_length`: tokens that every step accepts by force, bonus
+    included; None leaves it to the target.
     """
 
     num_steps: int
@@ -52,6 +53,7 @@ class TreeShape:
     longest_path: int
     is_tree: bool
     rejection_sampling: bool = False
+    simulated_accept_length: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +144,10 @@ class TokenLogprobs:
     top: Float[Tensor, "b lw j"]
     top_ids: Int[Tensor, "b lw j"]
 
+    def clone(self) -> "TokenLogprobs":
+        """The same values in new memory."""
+        return TokenLogprobs(chosen=self.chosen.clone(), top=self.top.clone(), top_ids=self.top_ids.clone())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
@@ -166,6 +172,14 @@ class Verdict:
     def num_correct_drafts(self) -> Int[Tensor, " b"]:
         """Accepted drafts per request, the bonus excluded."""
         return self.accept_lens - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedVerdict:
+    """The part of a `Verdict` that the host reads, as one tensor: `predict`, `accept_lens`, `draft_depths`, `match_lens`."""
+
+    integers: Int[Tensor, "b columns"]
+    logprobs: TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,7 +122,7 @@ class SteppedStream(CpuStream):
     """A CpuStream without a thread."""
 
     def __init__(self, world: World, name: str, trace: Any) -> None:
-        self.name, self.step, self.on_run = name, Step(-1), None
+        self.name, self.step, self.on_run, self.graphs = name, Step(-1), None, None
         self._trace, self._world = trace, world
         self.items: deque[Any] = deque()
         self._queue = self  # type: ignore[assignment]

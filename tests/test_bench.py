@@ -162,7 +162,7 @@ def test_json_has_these_keys(report, model):
     for cell in report["cells"]:
         assert list(cell) == [
             "prompts", "batch_size", "contender", "algorithm", "schedule", "decode_tokens_per_second",
-            "whole_tokens_per_second", "mean_acceptance_length", "draft_acceptance_rate", "ratios", "cost_model",
+            "whole_tokens_per_second", "mean_acceptance_length", "draft_acceptance_rate", "forced_acceptance", "ratios", "cost_model",
             "token_counts_equal", "repetitions", "texts_compared_with", "texts_that_differ",
         ]  # fmt: skip
 
@@ -224,3 +224,26 @@ def test_a_context_that_is_too_short_is_told_before_anything_runs(model, capsys)
     code = main(["bench", "--model", model, "--algorithms", "none", "--max-new-tokens", "500"])
     assert code == 2
     assert "--max-new-tokens 500" in capsys.readouterr().err
+
+
+# --- forced acceptance ---
+
+
+def test_forced_figures_are_marked_and_their_texts_not_compared(model):
+    argv = [
+        "bench", "--model", model, "--dtype", "float64", "--num-threads", "1", "--json", "--prompts", "copy",
+        "--algorithms", "none,STANDALONE", "--draft-model", f"STANDALONE={model}", "--max-new-tokens", "9",
+        "--repetitions", "1", "--speculative-simulated-accept-length", "2",
+    ]  # fmt: skip
+    options = build_parser().parse_args(argv)
+    options.command_line = argv
+    text, code = command.run_bench(options)
+    found = json.loads(text)
+    plain, forced = found["cells"]
+    assert code == 0
+    assert (plain["forced_acceptance"], forced["forced_acceptance"]) == (False, True)
+    assert (forced["mean_acceptance_length"], forced["texts_that_differ"]) == (2.0, [])
+    said = for_humans(found)
+    assert "STANDALONE overlap (forced acceptance) " in said
+    assert "all texts but those of forced acceptance are those of none overlap" in said
+    assert "forced acceptance: tau was chosen" in said

@@ -59,7 +59,7 @@ def test_json_is_one_object_with_these_keys(run, model):
     first, second = report["completions"]
     assert list(first) == [
         "text", "output_ids", "finish_reason", "prompt_tokens", "completion_tokens", "spec_verify_ct",
-        "spec_accept_length", "spec_accept_rate",
+        "spec_accept_length", "spec_accept_rate", "forced_acceptance",
     ]  # fmt: skip
     assert (first["prompt_tokens"], second["prompt_tokens"]) == (10, 1)
     assert first["text"] == " ".join(f"w{i}" for i in first["output_ids"])

@@ -334,4 +334,4 @@ def test_publish_comes_between_verify_and_draft_extend(device, schedule):
         engine._forward_stream.on_run = None
     for step in {step for step, label in seen if label == "verify"}:
         labels = [label for s, label in seen if s == step and label != "row_table"]
-        assert labels == ["resolve", "draft", "verify", "publish", "draft_extend", "stash"]
+        assert labels == ["resolve", "draft", "verify", "publish", "draft_extend", "stash", "pack"]

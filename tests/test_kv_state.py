@@ -65,12 +65,14 @@ def assert_same(found, wanted):
 
 def check_moves_bitwise(pool):
     """Compare each move with copies of what was there before. Gives a list that grows with real moves."""
-    moved, move = [], pool.move
+    moved, move = [], pool.move_accepted
 
-    def checked(source, target):
+    def checked(slots, accept_index):
         before = [buffer.clone() for buffer in (*pool.keys, *pool.values)]
-        move(source, target)
-        pairs = [(s, t) for s, t in zip(source.tolist(), target.tolist(), strict=True) if s != t]
+        move(slots, accept_index)
+        windows = zip(slots.tolist(), accept_index.tolist(), strict=True)
+        pairs = [(window[node], window[place]) for window, path in windows for place, node in enumerate(path)
+                 if node >= 0 and node != place]  # fmt: skip
         moved.extend(pairs)
         for old, new in zip(before, (*pool.keys, *pool.values), strict=True):
             wanted = old.clone()
@@ -78,7 +80,7 @@ def check_moves_bitwise(pool):
                 wanted[t] = old[s]
             assert torch.equal(wanted, new), "a move changed something else, or not what it should"
 
-    pool.move = checked
+    pool.move_accepted = checked
     return moved
 
 

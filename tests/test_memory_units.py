@@ -272,6 +272,29 @@ def test_without_a_size_the_budget_is_kept(monkeypatch):
     assert build().pages.num_usable == 4
 
 
+def test_cf11_the_logits_of_the_largest_step_are_left_room(monkeypatch):
+    per_slot = bytes_per_slot(GEOMETRY, torch.float64)
+    monkeypatch.setattr(kv_cache_builder, "_budget_bytes", lambda device, fraction: 17 * per_slot)
+    assert build(mem_fraction=0.5, workspace_bytes=5 * per_slot).pages.num_usable == 3
+    with pytest.raises(ValueError, match=r"max_running_requests.*--speculative-num-draft-tokens"):
+        build(mem_fraction=0.5, workspace_bytes=17 * per_slot)
+
+
+def test_kv21_more_slots_than_32_bits_name_are_refused():
+    with pytest.raises(ValueError, match=r"max_total_tokens=2147483648: .*--max-total-tokens"):
+        build(max_total_tokens=2**31)
+
+
+@pytest.mark.parametrize("slot", [-1, 5])
+def test_kv21_debug_a_slot_outside_of_the_pool_is_caught_where_it_is_stored(slot):
+    pool = KvPool(GEOMETRY, 5, torch.float64, CPU)
+    pool.debug = True
+    key, value = torch.ones(2, 2, 4, dtype=torch.float64), torch.ones(2, 2, 4, dtype=torch.float64)
+    with pytest.raises(IndexError, match=rf"slots \[1, {slot}\]: the pool has slots 0 to 4"):
+        pool.write(0, torch.tensor([1, slot]), key, value)
+    pool.write(0, torch.tensor([1, 4]), key, value)
+
+
 def test_a_pool_that_holds_no_page_is_refused():
     with pytest.raises(ValueError, match=r"max_total_tokens=3 .*page_size=4"):
         build(max_total_tokens=3)

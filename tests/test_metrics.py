@@ -1,5 +1,6 @@
 """Speculation is counted once: what a completion says equals a recount of the steps, also across retraction."""
 
+import copy
 from collections import Counter
 
 import pytest
@@ -146,3 +147,24 @@ def test_om04_rates_fall_with_the_position(open_engine, setup, schedule, device)
     assert all(0 <= rate <= 1 for rate in spec.acceptance_rate_per_position)
     assert list(rates) == sorted(rates, reverse=True)
     assert sum(spec.acceptance_histogram.values()) == spec.verify_ct
+
+
+def test_ck09_a_drafter_that_is_never_right_is_reported_once(open_engine, schedule, device, caplog):
+    """The texts are right, so only the log can tell."""
+    target = tiny.llama(device)
+    wrong = copy.deepcopy(target)
+    wrong.lm_head.weight.data.neg_()  # it likes best what the target likes least
+    engine = open_engine(target, "STANDALONE", wrong, schedule=schedule)
+    for _ in range(2):
+        engine.generate([tiny.random_prompt(s, 5) for s in range(4)], SamplingParams(max_new_tokens=40))
+    (record,) = [
+        r for r in caplog.records if "none of its drafts was accepted in the first 100 steps" in r.message
+    ]
+    assert record.levelname == "WARNING"
+
+
+def test_ck09_a_drafter_that_is_sometimes_right_is_not_reported(open_engine, schedule, device, caplog):
+    target = tiny.llama(device)
+    engine = open_engine(target, "STANDALONE", tiny.noisy_copy(target), schedule=schedule)
+    engine.generate([tiny.random_prompt(s, 5) for s in range(4)], SamplingParams(max_new_tokens=40))
+    assert not caplog.records

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from spec_v2 import SamplingParams
+from spec_v2.scheduler.schedule_batch import Request
 from spec_v2.speculative.ngram_match import NOTHING, NgramShape, match_tree
 from tests import tiny_models as tiny
 from tests.harness import Recorder, check_identity
@@ -192,6 +193,29 @@ def test_a_long_match_makes_steps_wide_again(open_engine, schedule, device):
     assert 8 in found[narrow:], "no step was wide again"
     again = records[narrow + found[narrow:].index(8)]
     assert any(r.accept_len > 3 for r in records if r.step >= again.step)
+
+
+def test_one_promising_request_does_not_make_a_batch_wide(open_engine, schedule, device):
+    """What the drafts of the others cost counts too."""
+    engine = open_ngram(
+        open_engine, tiny.llama(device), schedule, speculative_adaptive=True, shape=(3, 2, 12)
+    )
+    planner = engine.scheduler.planner
+
+    def request(draft_gain, match_len):
+        return Request(
+            request_id=1, prompt_ids=(1,), params=SamplingParams(), seed=0, max_new_tokens=9,
+            stop_token_ids=frozenset(), draft_gain=draft_gain, match_len=match_len,
+        )  # fmt: skip
+
+    novel, promising, copying = request(0.0, 0), request(0.0, 8), request(8.0, 0)
+    planner.token_cost = 0.03
+    assert planner._drafts_pay([promising])
+    assert not planner._drafts_pay([novel])
+    assert not planner._drafts_pay([promising, *[novel] * 7])
+    assert planner._drafts_pay([copying, copying, *[novel] * 3])
+    planner.token_cost = 0.002
+    assert planner._drafts_pay([promising, *[novel] * 7])
 
 
 def test_adaptivity_is_on_by_default_and_can_be_turned_off():

@@ -127,6 +127,18 @@ def test_no_step_reads_the_device(algorithm, sampled, schedule, device, forbid):
         assert outputs(engine, prompts, params) == expected(engine, prompts, params)
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS[1:])
+def test_forced_acceptance_reads_nothing_either(algorithm, schedule, device, forbid):
+    with scene_engine(
+        algorithm, device, schedule=schedule, debug=False, speculative_simulated_accept_length=2
+    ) as engine:
+        if device.type == "cuda":
+            engine.generate([(1, 2)], greedy(2))
+        forbid(engine)
+        done = engine.generate(scene_prompts(algorithm, engine.model, 3), greedy(7))
+        assert all(one.spec.forced_acceptance for one in done)
+
+
 CULPRITS = {
     "item": lambda x: x[0].item(),
     "tolist": lambda x: x.tolist(),

@@ -21,6 +21,7 @@ COUNTS = [
     "max_total_tokens",
     "max_prefill_tokens",
     "num_threads",
+    "cuda_graph_max_bs",
     "speculative_num_steps",
     "speculative_eagle_topk",
     "speculative_num_draft_tokens",
@@ -29,6 +30,7 @@ COUNTS = [
     "speculative_ngram_max_trie_depth",
     "speculative_ngram_external_corpus_max_tokens",
     "chunked_prefill_size",
+    "speculative_simulated_accept_length",
 ]
 TEXTS = [
     "model_path",
@@ -40,6 +42,7 @@ TEXTS = [
 ]
 CHOICES = ["dtype", "device", "speculative_ngram_match_type"]
 SWITCHES = [
+    "disable_cuda_graph",
     "disable_overlap_schedule",
     "disable_radix_cache",
     "enable_multi_layer_eagle",

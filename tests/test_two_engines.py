@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+from tests.eagle3_models import deep_llama, eagle3_head
 from tests.scheduling_helpers import expected, free, greedy, outputs, scene_engine, scene_prompts
 from tests.tiny_models import llama, noisy_copy, random_llama
 
@@ -73,3 +74,15 @@ def test_the_same_engine_gives_the_same_answers_again(schedule, device):
         prompts = scene_prompts("STANDALONE", engine.model, 3)
         options = [greedy(n, temperature=0.7, seed=n) for n in (5, 8, 3)]
         assert engine.generate(prompts, options) == engine.generate(prompts, options)
+
+
+def test_a_shared_model_gathers_hidden_states_only_for_the_engine_that_runs(open_engine, device):
+    target = deep_llama(device)
+    reading = open_engine(target, "EAGLE3", eagle3_head(target))
+    plain = open_engine(target)
+    (runner, _), (other,) = reading._runners, plain._runners
+    check(plain)
+    assert (runner._aux, runner._last_hidden) == ({}, None)
+    check(reading)
+    assert other._last_hidden is None
+    check(plain)

@@ -4,18 +4,21 @@ import argparse
 import json
 import os
 import shlex
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from spec_v2.bench.contenders import Contender, EngineContender, open_engines, open_transformers
+from spec_v2.bench.contenders import Contender, EngineContender
 from spec_v2.bench.figures import cells_of
 from spec_v2.bench.measure import Case, measure, num_runs
+from spec_v2.bench.opening import open_engines, open_transformers
 from spec_v2.bench.prompts import prompt_ids
 from spec_v2.bench.report import for_humans
-from spec_v2.bench.settings import BenchSettings, settings_from
+from spec_v2.bench.settings import BenchSettings, bench_defaults, settings_from
+from spec_v2.bench.suite_settings import refuse_without_suite, suite_settings
 from spec_v2.facts import dtype_name, machine, versions
 from spec_v2.models.gguf_cache import quiet_transformers
 from spec_v2.observability.progress import progress_bar
@@ -23,6 +26,11 @@ from spec_v2.observability.progress import progress_bar
 
 def run_bench(options: argparse.Namespace) -> tuple[str, int]:
     """(the answer, exit code): 1 where a contender did not give the tokens that were asked for."""
+    if options.suite is not None:
+        from spec_v2.bench.suite import run_suite
+
+        return run_suite(suite_settings(options, bench_defaults()), options.json, options.command_line)
+    refuse_without_suite(options)
     report = bench(settings_from(options), options.command_line)
     equal = all(cell["token_counts_equal"] for cell in report["cells"])
     return (json.dumps(report) if options.json else for_humans(report)), 0 if equal else 1
@@ -38,7 +46,10 @@ def bench(settings: BenchSettings, command_line: Sequence[str]) -> dict[str, Any
                 contenders += open_transformers(settings, engines)
             cases = cases_of(settings, engines[0])
             facts = _facts(settings, engines, command_line)
-            with progress_bar(num_runs(contenders, cases, settings.repetitions), "run", None) as bar:
+            total = num_runs(contenders, cases, settings.repetitions)
+            names = ", ".join(c.name for c in contenders)
+            sys.stderr.write(f"{total} runs of {len(cases)} cases: {names}\n")
+            with progress_bar(total, "run", None) as bar:
                 samples = measure(
                     contenders,
                     cases,

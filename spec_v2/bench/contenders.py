@@ -5,18 +5,15 @@ only one at a time may own helper threads, see `spec_v2.scheduler.openmp`: an en
 forward stream has let go of its own, and when it begins it takes the main thread's away.
 """
 
-import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from spec_v2.bench.cost_model import StepTimes, decode_seconds, step_times
-from spec_v2.bench.settings import BenchSettings, draft_path_of, server_args_of
 from spec_v2.completion import Completion
 from spec_v2.engine import Engine
 from spec_v2.observability.metrics import SpecMetrics
@@ -69,18 +66,19 @@ class Contender(ABC):
 
 
 class EngineContender(Contender):
-    """One engine: an algorithm under a schedule."""
+    """One engine: an algorithm under a schedule. Whoever opened the engine closes it."""
 
-    def __init__(self, settings: BenchSettings, algorithm: str, schedule: str) -> None:
-        self.name = f"{algorithm} {schedule}"
-        self.algorithm, self.schedule = algorithm, schedule
-        args = asdict(server_args_of(settings, algorithm, schedule))
-        self.engine = Engine(args.pop("model_path"), **args)
+    def __init__(self, name: str, engine: Engine) -> None:
+        algorithm = engine.server_args.algorithm
+        self.name, self.engine = name, engine
+        self.algorithm = "none" if algorithm.is_none() else algorithm.name
+        self.schedule = engine.server_args.schedule
 
     @property
     def draft_passes(self) -> int:
-        """Forwards that grow a tree; the first drafts come from the step before. NGRAM looks once."""
-        return max(1, self.engine.server_args.num_steps - 1)
+        """Forwards that grow a tree; the first drafts come from the step before. NGRAM and ORACLE look once."""
+        args = self.engine.server_args
+        return max(1, args.num_steps - 1) if args.algorithm.needs_draft_model() else 1
 
     def run(self, prompts: Prompts, max_new_tokens: int) -> Sample:
         params = SamplingParams(max_new_tokens=max_new_tokens, ignore_eos=True)
@@ -159,46 +157,3 @@ def _completion(prompt: tuple[int, ...], ids: list[int], spec: SpecMetrics) -> C
     return Completion(
         text="", output_ids=tuple(ids), finish_reason="length", prompt_tokens=len(prompt), spec=spec
     )
-
-
-# -- opening -------------------------------------------------------------------------------------------------
-
-
-def open_engines(settings: BenchSettings, closing: ExitStack) -> list[EngineContender]:
-    """An engine for each algorithm and schedule, closed by `closing`."""
-    opened = []
-    for algorithm in settings.algorithms:
-        for schedule in settings.schedules:
-            opened.append(EngineContender(settings, algorithm, schedule))
-            closing.enter_context(opened[-1].engine)
-    return opened
-
-
-def open_transformers(settings: BenchSettings, engines: Sequence[EngineContender]) -> list[Contender]:
-    """Plain generation; assisted generation for STANDALONE and prompt lookup for NGRAM, where they take part."""
-    ours = engines[0].engine
-    model = load_for_transformers(settings.server_args.model_path, ours)
-    threads = settings.server_args.num_threads
-    opened: list[Contender] = [TransformersContender("generate", model, threads)]
-    for algorithm in settings.algorithms:
-        args = next(e.engine.server_args for e in engines if e.algorithm == algorithm)
-        if algorithm == "NGRAM":
-            options: dict[str, Any] = {"prompt_lookup_num_tokens": args.num_draft_tokens - 1}
-            opened.append(TransformersContender("lookup", model, threads, speculates=True, **options))
-        if algorithm == "STANDALONE":
-            path = draft_path_of(settings, algorithm)
-            assert path is not None
-            options = {"assistant_model": load_for_transformers(path, ours)}
-            opened.append(TransformersContender("assisted", model, threads, speculates=True, **options))
-    return opened
-
-
-def load_for_transformers(path: str, like: Engine) -> Any:
-    """A model of its own, in the engine's dtype and place, that uses torch's attention and never stops early."""
-    from spec_v2.models.loader import load_model
-
-    model: Any = load_model(path, dtype=like.dtype, device=like.device).model
-    with contextlib.suppress(ValueError):  # a model that cannot keeps its own
-        model.set_attn_implementation("sdpa")
-    model.generation_config.eos_token_id = None
-    return model

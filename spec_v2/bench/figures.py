@@ -61,6 +61,7 @@ def cell_of(
         "whole_tokens_per_second": spread([sample.whole_rate for sample in mine]),
         "mean_acceptance_length": spec.mean_acceptance_length if spec.verify_ct else None,
         "draft_acceptance_rate": spec.draft_acceptance_rate if sum(spec.draft_depths) else None,
+        "forced_acceptance": spec.forced_acceptance,
         "ratios": ({"plain": ratio(mine, plain)} if plain else {}) | ratios,
         "cost_model": _cost_model(contender, mine, plain),
         "token_counts_equal": all(
@@ -102,10 +103,16 @@ def _raw(sample: Sample) -> dict[str, Any]:
 
 
 def texts_of(case: Case, name: str, samples: Samples, model: Any) -> dict[str, Any]:
-    """How the texts of the last repetition compare with those of the case's first contender, prompt by prompt."""
+    """How the texts of the last repetition compare with those of the case's first contender, prompt by prompt.
+
+    Where acceptance is forced there is nothing to compare: the drafts are the text.
+    """
     reference = next(other for place, other in samples if place == case)
     parted = []
-    for i in range(case.batch_size):
+    forced = any(
+        c.spec.forced_acceptance for other in (name, reference) for c in samples[case, other][-1].completions
+    )
+    for i in range(0 if forced else case.batch_size):
         mine, theirs = (_run_of(case, i, other, samples) for other in (name, reference))
         note, is_wrong = tie_note(mine, theirs, model) if name != reference else ("same", False)
         if note != "same":

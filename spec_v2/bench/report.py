@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
+from spec_v2.bench.settings import ORACLE
 from spec_v2.demo_report import align
 
 Cell = dict[str, Any]
+FORCED = "forced acceptance"
 
 
 def for_humans(report: dict[str, Any]) -> str:
@@ -36,7 +38,7 @@ def speed_table(cells: Sequence[Cell]) -> list[str]:
         ratios = [cell["ratios"].get(name) for name in against]
         rows.append(
             [
-                cell["contender"],
+                _label(cell),
                 f"{decode['median']:.1f}",
                 f"{decode['min']:.1f}..{decode['max']:.1f}",
                 f"{whole['median']:.1f}",
@@ -57,7 +59,7 @@ def cost_table(cells: Sequence[Cell]) -> list[str]:
         times = [model["step_ms"], verify, draft, model["step_ms"] - verify - draft]
         rows.append(
             [
-                cell["contender"],
+                _label(cell),
                 *(f"{time:.2f}" for time in times),
                 _number(model["v"]),
                 str(model["k"]),
@@ -68,6 +70,10 @@ def cost_table(cells: Sequence[Cell]) -> list[str]:
             ]
         )
     return align(rows, right=range(1, len(rows[0])))
+
+
+def _label(cell: Cell) -> str:
+    return f"{cell['contender']} ({FORCED})" if cell["forced_acceptance"] else str(cell["contender"])
 
 
 def _texts(cells: Sequence[Cell]) -> list[str]:
@@ -81,7 +87,9 @@ def _texts(cells: Sequence[Cell]) -> list[str]:
                 f"  {cell['contender']} did NOT give as many tokens as were asked for: do not compare it"
             )
     reference = cells[0]["texts_compared_with"]
-    return [*(lines or [f"  all texts are those of {reference}, token by token"]), ""]
+    forced = any(cell["forced_acceptance"] for cell in cells)
+    whose = f"all texts but those of {FORCED} are" if forced else "all texts are"
+    return [*(lines or [f"  {whose} those of {reference}, token by token"]), ""]
 
 
 def _head(report: dict[str, Any]) -> str:
@@ -109,6 +117,14 @@ def _legend(report: dict[str, Any]) -> str:
         "  plain ...  times as fast as plain decoding under the same schedule, as transformers' generate ...; decoding only",
         "  predicted  tau / (v + k c + o), in plain steps: verification, k draft passes, all the rest of a step",
     ]
+    if any(cell["forced_acceptance"] for cell in report["cells"]):
+        lines.append(
+            f"  {FORCED}: tau was chosen, not measured, whatever the target said; texts are not the model's"
+        )
+    if any(cell["algorithm"] == ORACLE for cell in report["cells"]):
+        lines.append(
+            f"  {ORACLE}: drafts replay the text of a plain run; no drafter, the most that drafts can gain"
+        )
     if report["device"] == "cpu":
         lines.append("  On a CPU overlap is no speed-up: the host and the model share the cores.")
     if any(cell["texts_that_differ"] for cell in report["cells"]):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from spec_v2.bench.prompts import KINDS
+from spec_v2.bench.suite_settings import add_suite_args
 from spec_v2.models.gguf_cache import PACKAGED_MODELS
 from spec_v2.server_args import ServerArgs, add_cli_args, flag_of, from_cli_args
 from spec_v2.spec_info import SpeculativeAlgorithm
@@ -14,6 +15,7 @@ T = TypeVar("T")
 
 SCHEDULES = ("sync", "overlap")
 OTHERS = ("transformers",)
+ORACLE = "ORACLE"
 STAND_IN_LAYERS = 6
 """Layers of the target that draft for it where STANDALONE is given no draft model."""
 
@@ -47,12 +49,18 @@ def add_bench_args(parser: argparse.ArgumentParser) -> None:
         note = "" if default is None or not str(default) else f" (default: {default})"
         group.add_argument(flag, type=kind, default=default, metavar=metavar, help=text + note)
 
-    add("--algorithms", _list_of(_algorithm), "none,NGRAM", "algorithms; none is plain decoding", "A,B")
+    add(
+        "--algorithms",
+        _list_of(_algorithm),
+        "none,NGRAM",
+        "algorithms; none is plain decoding, ORACLE replays it",
+        "A,B",
+    )
     add("--schedules", _list_of(_one_of(SCHEDULES)), "overlap", "of sync, overlap", "A,B")
     add("--batch-sizes", _list_of(_count), "1", "prompts that run at a time", "N,M")
     add("--prompts", _list_of(_one_of(tuple(KINDS))), "copy,free", "kinds of prompts: copy, free", "A,B")
-    add("--max-new-tokens", _count, 128, "tokens that each prompt is given", "N")
-    add("--repetitions", _count, 5, "timed runs of each contender in each case", "N")
+    add("--max-new-tokens", _count, 64, "tokens that each prompt is given", "N")
+    add("--repetitions", _count, 3, "timed runs of each contender in each case", "N")
     add("--against", _list_of(_one_of(OTHERS), may_be_empty=True), "", "in turn with ours: transformers", "A")
     group.add_argument(
         "--draft-model",
@@ -62,7 +70,15 @@ def add_bench_args(parser: argparse.ArgumentParser) -> None:
         metavar="ALGORITHM=PATH",
         help="an algorithm's own draft model, instead of --speculative-draft-model-path; may be repeated",
     )
+    add_suite_args(parser)
     add_cli_args(parser)
+
+
+def bench_defaults() -> argparse.Namespace:
+    """What an empty command line gives."""
+    parser = argparse.ArgumentParser()
+    add_bench_args(parser)
+    return parser.parse_args([])
 
 
 def settings_from(options: argparse.Namespace) -> BenchSettings:
@@ -131,9 +147,12 @@ def _uses(algorithm: str, name: str) -> bool:
         return kind.is_ngram()
     if name == "speculative_token_map":
         return kind is SpeculativeAlgorithm.EAGLE
-    if name == "speculative_draft_model_path":
+    if name in ("speculative_draft_model_path", "speculative_use_rejection_sampling"):
         return kind.needs_draft_model()
-    return not kind.is_ngram() or name == "speculative_num_draft_tokens"
+    return not kind.is_ngram() or name in (
+        "speculative_num_draft_tokens",
+        "speculative_simulated_accept_length",
+    )
 
 
 def _check(settings: BenchSettings) -> None:
@@ -147,6 +166,8 @@ def _check(settings: BenchSettings) -> None:
             f"--max-running-requests {args.max_running_requests} is less than the batch of {largest} in --batch-sizes; "
             "raise the first or lower the second"
         )
+    if ORACLE in settings.algorithms and "none" not in settings.algorithms:
+        raise ValueError("--algorithms ORACLE replays what plain decoding says: add none to --algorithms")
     for name in settings.draft_models:
         if name not in settings.algorithms:
             raise ValueError(
@@ -189,6 +210,10 @@ def _count(text: str) -> int:
 
 
 def _algorithm(text: str) -> str:
+    if text.upper() == ORACLE:
+        from spec_v2.bench.oracle import register_oracle  # needs torch
+
+        register_oracle()
     try:
         algorithm = SpeculativeAlgorithm.from_string(text)
     except ValueError as error:

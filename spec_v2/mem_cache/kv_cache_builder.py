@@ -14,6 +14,7 @@ from spec_v2.mem_cache.prefix_cache import PrefixCache
 
 CPU_KV_BUDGET_BYTES = 2 << 30
 CUDA_FREE_FRACTION = 0.6
+LARGEST_POOL = 2**31  # slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,7 @@ def build_kv_cache(
     max_running_requests: int,
     context_length: int,
     slots_per_step: int,
+    workspace_bytes: int = 0,
     max_total_tokens: int | None = None,
     mem_fraction: float | None = None,
     pair_keys: bool = False,
@@ -51,18 +53,20 @@ def build_kv_cache(
 ) -> KvCache:
     """Size and allocate the cache.
 
-    `slots_per_step`: row positions one decode step may write. A row is wide enough for a full context and
+    `slots_per_step`: row positions one decode step may write. `workspace_bytes`: what the largest step needs beside
+    the cache, left alone where the pool takes its share of the memory. A row is wide enough for a full context and
     two steps' reserve. `max_total_tokens` is the pool's size in tokens; None takes `mem_fraction` of the memory
     (by default 2 GiB on a CPU, 60% of what is free on CUDA), at most what all rows can hold. `pair_keys`:
     prefixes are keyed by token pairs, as shifted drafts need. Raises ValueError where the pool would not hold
-    a single page.
+    a single page, or more slots than a row table can name.
     """
     row_width = context_length + 2 * slots_per_step + page_size
     if max_total_tokens is None:
         slot_bytes = bytes_per_slot(target_geometry, dtype) + bytes_per_slot(draft_geometry, dtype)
-        max_total_tokens = min(
-            max_running_requests * row_width, _budget_bytes(device, mem_fraction) // max(slot_bytes, 1)
-        )
+        budget = _budget_bytes(device, mem_fraction)
+        if device.type == "cuda" or mem_fraction is not None:
+            budget = _without_workspace(budget, workspace_bytes)
+        max_total_tokens = min(max_running_requests * row_width, budget // max(slot_bytes, 1))
     num_pages = max_total_tokens // page_size
     if num_pages < 1:
         raise ValueError(
@@ -70,6 +74,11 @@ def build_kv_cache(
             "raise --max-total-tokens or lower --page-size"
         )
     num_slots = (num_pages + 1) * page_size  # page 0 is padding
+    if num_slots > LARGEST_POOL:
+        raise ValueError(
+            f"max_total_tokens={max_total_tokens}: row tables hold 32-bit slot numbers; "
+            f"use --max-total-tokens {LARGEST_POOL - page_size} or less"
+        )
     pages = PageAllocator(num_pages + 1, page_size)
     return KvCache(
         target_pool=KvPool(target_geometry, num_slots, dtype, device),
@@ -79,6 +88,16 @@ def build_kv_cache(
         rows=RowAllocator(max_running_requests + 1),
         prefix=PrefixCache(pages, pair_keys=pair_keys, enabled=prefix_cache),
     )
+
+
+def _without_workspace(budget: int, workspace_bytes: int) -> int:
+    if budget <= workspace_bytes:
+        raise ValueError(
+            f"max_running_requests: one step's logits would need {workspace_bytes / 2**30:.1f} GiB, and "
+            f"{max(budget, 0) / 2**30:.1f} GiB are there for them and the KV pool; lower --max-running-requests or "
+            "--speculative-num-draft-tokens, or raise --mem-fraction-static"
+        )
+    return budget - workspace_bytes
 
 
 def _budget_bytes(device: torch.device, fraction: float | None) -> int:

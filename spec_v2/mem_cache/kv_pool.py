@@ -33,6 +33,7 @@ class KvPool:
     ) -> None:
         self.geometry = geometry
         self.num_slots = num_slots
+        self.debug = False  # check slot numbers where they are used, which waits for the device
         self.keys = [_zeros(num_slots, g.num_kv_heads, g.key_dim, dtype, device) for g in geometry]
         self.values = [_zeros(num_slots, g.num_kv_heads, g.value_dim, dtype, device) for g in geometry]
         self._buffers = SlotBuffers.of((*self.keys, *self.values))
@@ -44,8 +45,14 @@ class KvPool:
         key: Float[Tensor, "t heads key_dim"],
         value: Float[Tensor, "t heads value_dim"],
     ) -> None:
-        """Store the KV of `t` tokens of one layer."""
+        """Store the KV of `t` tokens of one layer. With `debug`, raises IndexError for a slot that is not there."""
+        self.check(slots)
         write_kv(self.keys[layer], self.values[layer], slots, key, value)
+
+    def check(self, slots: Int[Tensor, " t"]) -> None:
+        """With `debug`, raises IndexError for a slot that is not there; for whoever writes into the buffers."""
+        if self.debug and bool(((slots < 0) | (slots >= self.num_slots)).any()):
+            raise IndexError(f"slots {slots.tolist()}: the pool has slots 0 to {self.num_slots - 1}")
 
     def move(self, source: Int[Tensor, " t"], target: Int[Tensor, " t"]) -> None:
         """Copy slots to slots in all layers. Ranges may overlap: everything is gathered, then scattered."""

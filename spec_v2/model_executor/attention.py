@@ -9,13 +9,18 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spec_v2.mem_cache.kv_pool import LayerGeometry
-from spec_v2.model_executor.forward_batch import ForwardBatch
+from spec_v2.model_executor.forward_batch import AttentionGroup, ForwardBatch
 
 NAME = "spec_v2"
+
+# Up to this many query tokens, the query heads that share a KV head become rows of one product. torch's fused
+# attention on a CPU is five times slower at one query row per head (178 and 37 us for 320 keys of SmolLM2, 2 cores);
+# for long prompts it makes no difference, and the bias would be as many times larger as heads share a KV head.
+MAX_PACKED_QUERIES = 64
 
 # What a model may pass to its attention function. Anything else that is set would be ignored in silence.
 HONOURED = {"scaling", "sliding_window", "softcap", "s_aux", "forward_batch", "is_causal"}
@@ -47,10 +52,19 @@ class GeometryProbe:
 
     def __init__(self) -> None:
         self.layers: dict[int, LayerGeometry] = {}
+        self.options: dict[int, dict[str, Any]] = {}  # what each layer passes on to `attend_written`
         self.unknown: set[str] = set()
 
-    def record(self, layer: int, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> None:
+    @property
+    def geometry(self) -> tuple[LayerGeometry, ...]:
+        """Of all layers, in order."""
+        return tuple(self.layers[i] for i in sorted(self.layers))
+
+    def record(
+        self, layer: int, key: Tensor, value: Tensor, options: dict[str, Any], kwargs: dict[str, Any]
+    ) -> None:
         self.layers[layer] = LayerGeometry(key.shape[1], key.shape[3], value.shape[3])
+        self.options[layer] = options
         self.unknown |= {k for k, v in kwargs.items() if v is not None and k not in HONOURED | HARMLESS}
 
 
@@ -74,30 +88,74 @@ def slot_attention(
     what they mean in transformers. Raises RuntimeError without a `forward_batch`.
     """
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    options: dict[str, Any] = {
+        "scaling": query.shape[-1] ** -0.5 if scaling is None else scaling,
+        "sliding_window": sliding_window,
+        "softcap": softcap,
+        "s_aux": s_aux,
+    }
     if isinstance(forward_batch, GeometryProbe):
-        forward_batch.record(layer, key, value, kwargs)
+        forward_batch.record(layer, key, value, options, kwargs)
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
     if not isinstance(forward_batch, ForwardBatch):
         raise NotOnSlots("this model runs on spec_v2's slots: call it through ModelRunner.forward")
 
+    key, value = key[0].transpose(0, 1), value[0].transpose(0, 1)
+    forward_batch.kv_pool.write(layer, forward_batch.out_slots, key, value)
+    return attend_written(layer, query[0].transpose(0, 1), forward_batch, **options)[None], None
+
+
+def attend_written(
+    layer: int,
+    query: Float[Tensor, "t heads key_dim"],
+    forward_batch: ForwardBatch,
+    *,
+    scaling: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Float[Tensor, " heads"] | None = None,
+) -> Float[Tensor, "t heads value_dim"]:
+    """Attend over slots, those of this forward's own tokens included: their KV has been written."""
     pool = forward_batch.kv_pool
-    pool.write(layer, forward_batch.out_slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
-    out = []
+    out: list[Tensor] = []
     for group in forward_batch.groups:
         b, q = group.query_positions.shape
-        queries = query[0, :, group.start : group.end].unflatten(1, (b, q)).transpose(0, 1)
-        keys = pool.keys[layer][group.key_slots].transpose(1, 2)
-        values = pool.values[layer][group.key_slots].transpose(1, 2)
-        mask = group.mask_for(sliding_window)[:, None]
+        queries = query[group.start : group.end].unflatten(0, (b, q)).transpose(1, 2)
+        keys, values = (gather(buffer[layer], group.key_slots) for buffer in (pool.keys, pool.values))
         if softcap is None and s_aux is None:
-            attended = F.scaled_dot_product_attention(
-                queries, keys, values, attn_mask=mask, scale=scaling, enable_gqa=True
-            )
+            attended = attend(queries, keys, values, group, scaling, sliding_window)
         else:
+            mask = group.mask_for(sliding_window)[:, None]
             attended = attend_with_softcap_or_sinks(queries, keys, values, mask, scaling, softcap, s_aux)
         out.append(attended.transpose(1, 2).flatten(0, 1))
-    return torch.cat(out)[None], None
+    return out[0] if len(out) == 1 else torch.cat(out)
+
+
+def gather(
+    buffer: Float[Tensor, "slots kv_heads dim"], slots: Int[Tensor, "b m"]
+) -> Float[Tensor, "b kv_heads m dim"]:
+    """The slots' entries, by request. `index_select` is several times faster than an index on a CPU."""
+    return buffer.index_select(0, slots.flatten()).unflatten(0, slots.shape).transpose(1, 2)
+
+
+def attend(
+    queries: Float[Tensor, "b heads q key_dim"],
+    keys: Float[Tensor, "b kv_heads m key_dim"],
+    values: Float[Tensor, "b kv_heads m value_dim"],
+    group: AttentionGroup,
+    scaling: float,
+    sliding_window: int | None,
+) -> Float[Tensor, "b heads q value_dim"]:
+    """Softmax attention by torch's fused function."""
+    (b, heads, q, _), kv_heads = queries.shape, keys.shape[1]
+    sharing = heads // kv_heads if q <= MAX_PACKED_QUERIES else 1
+    bias = group.bias_for(sliding_window, sharing, queries.dtype)
+    if sharing > 1:
+        queries = queries.reshape(b, kv_heads, sharing * q, -1)
+    attended = F.scaled_dot_product_attention(
+        queries, keys, values, attn_mask=bias, scale=scaling, enable_gqa=sharing == 1
+    )
+    return attended.reshape(b, heads, q, -1)
 
 
 def attend_with_softcap_or_sinks(

@@ -6,10 +6,11 @@ prefix of its request and those tokens of this forward's window that `visible` n
 its predecessors in a chain.
 """
 
+import math
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spec_v2.mem_cache.kv_pool import KvPool, RowTable
@@ -24,8 +25,8 @@ class AttentionGroup:
     key_positions: Int[Tensor, "b m"]
     query_positions: Int[Tensor, "b q"]
     mask: Bool[Tensor, "b q m"]
-    # masks of layers with a sliding window, made by the first of them
-    window_masks: dict[int, Tensor] = field(default_factory=dict)
+    # what `mask_for` and `bias_for` made for the first layer that asked, for the layers behind it
+    made: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
 
     @property
     def end(self) -> int:
@@ -35,10 +36,21 @@ class AttentionGroup:
         """`mask`, narrowed to keys less than `sliding_window` tokens behind the query."""
         if sliding_window is None:
             return self.mask
-        if sliding_window not in self.window_masks:
+        if (sliding_window,) not in self.made:
             distance = self.query_positions[:, :, None] - self.key_positions[:, None, :]
-            self.window_masks[sliding_window] = self.mask & (distance < sliding_window)
-        return self.window_masks[sliding_window]
+            self.made[sliding_window,] = self.mask & (distance < sliding_window)
+        return self.made[sliding_window,]
+
+    def bias_for(
+        self, sliding_window: int | None, copies: int, dtype: torch.dtype
+    ) -> Float[Tensor, "b 1 rows m"]:
+        """What to add to the logits: 0 for a key that is seen, else -inf; `copies` times, one after the other."""
+        name = (sliding_window, copies, dtype)
+        if name not in self.made:
+            mask = self.mask_for(sliding_window)
+            bias = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -math.inf)
+            self.made[name] = bias.repeat(1, copies, 1)[:, None]
+        return self.made[name]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
 """Runs a transformers causal LM, or a draft head with the same interface, on paged KV."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -8,7 +10,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from spec_v2.mem_cache.kv_pool import LayerGeometry
 from spec_v2.model_executor.attention import NAME, GeometryProbe, NotOnSlots, register
 from spec_v2.model_executor.forward_batch import ForwardBatch
 
@@ -43,6 +44,7 @@ class ModelRunner:
         self.context_length = context_length
         self._configs = _switch_attention(self.model)
         self._last_hidden: Tensor | None = None
+        self._is_mine = False  # the forward that runs is ours: engines may share a model
         # A mask that is 4-D already is handed on as it is. Without one transformers reads the positions on the
         # host to see whether they are packed sequences, which would wait for the device in every forward.
         self._no_mask = torch.zeros(1, 1, 1, 1, device=next(model.parameters()).device)
@@ -53,7 +55,7 @@ class ModelRunner:
             keep = partial(self._keep_aux, place)
             self._hooks.append(layer.register_forward_pre_hook(keep, with_kwargs=True))
         try:
-            self.geometry = _probe_geometry(self.model, field)
+            self.geometry = probe_attention(self.model, field).geometry
         except BaseException:
             self.detach()
             raise
@@ -83,14 +85,18 @@ class ModelRunner:
             extra["logits_to_keep"] = logits_at
         if target_hidden is not None:
             extra["target_hidden"] = target_hidden[None]
-        output = self.model(
-            input_ids=input_ids[None],
-            attention_mask=self._no_mask,
-            position_ids=positions.clamp(max=self.context_length - 1)[None],
-            use_cache=False,
-            forward_batch=forward_batch,
-            **extra,
-        )
+        self._is_mine = True
+        try:
+            output = self.model(
+                input_ids=input_ids[None],
+                attention_mask=self._no_mask,
+                position_ids=positions.clamp(max=self.context_length - 1)[None],
+                use_cache=False,
+                forward_batch=forward_batch,
+                **extra,
+            )
+        finally:
+            self._is_mine = False
         hidden, self._last_hidden = self._last_hidden, None
         assert hidden is not None
         return ModelOutput(output.logits[0], hidden[0])
@@ -103,13 +109,16 @@ class ModelRunner:
         self._configs = []
 
     def _keep_hidden(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not self._is_mine:
+            return
         self._last_hidden = output.last_hidden_state
         if self._aux:
             self._last_hidden = torch.cat([self._aux[i] for i in sorted(self._aux)], -1)
             self._aux.clear()
 
     def _keep_aux(self, place: int, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self._aux[place] = args[0] if args else kwargs["hidden_states"]
+        if self._is_mine:
+            self._aux[place] = args[0] if args else kwargs["hidden_states"]
 
 
 _lent: dict[int, tuple[Any, str, int]] = {}  # id(config) -> config, its own attention, runners that use ours
@@ -138,8 +147,22 @@ def _give_back(configs: list[Any]) -> None:
             config._attn_implementation = own
 
 
-def _probe_geometry(model: Any, field: str) -> tuple[LayerGeometry, ...]:
-    """Run two tokens through the model and see what each layer's attention is given."""
+@contextmanager
+def on_slots(model: Any) -> Iterator[None]:
+    """The model calls our attention while the context is open."""
+    register()
+    configs = _switch_attention(model)
+    try:
+        yield
+    finally:
+        _give_back(configs)
+
+
+def probe_attention(model: Any, field: str) -> GeometryProbe:
+    """Run two tokens through the model and see what each layer's attention is given.
+
+    The model must be on our attention. Raises ValueError where it wants something that we don't honour.
+    """
     name, config = type(model).__name__, model.config
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     kinds = {r.get("rope_type") for r in (rope, *rope.values()) if isinstance(r, dict)}
@@ -170,4 +193,4 @@ def _probe_geometry(model: Any, field: str) -> tuple[LayerGeometry, ...]:
             f"{field}={name}: {len(probe.layers)} of {num_layers} layers call transformers' attention "
             "interface; recurrent and custom layers are not supported, use an attention-only causal LM"
         )
-    return tuple(probe.layers[i] for i in range(num_layers))
+    return probe

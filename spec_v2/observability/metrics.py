@@ -11,13 +11,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SpecMetrics:
-    """The decode steps of one request, or of many: metrics add up with `+`."""
+    """The decode steps of one request, or of many: metrics add up with `+`.
+
+    `forced_acceptance`: some of them accepted what `speculative_simulated_accept_length` says, not what the target
+    says. Such numbers tell nothing about a drafter.
+    """
 
     accept_lens: tuple[int, ...] = ()
     draft_depths: tuple[int, ...] = ()
+    forced_acceptance: bool = False
 
     def __add__(self, other: "SpecMetrics") -> "SpecMetrics":
-        return SpecMetrics(self.accept_lens + other.accept_lens, self.draft_depths + other.draft_depths)
+        return total((self, other))
 
     @property
     def verify_ct(self) -> int:
@@ -65,4 +70,5 @@ def total(metrics: Iterable[SpecMetrics]) -> SpecMetrics:
     return SpecMetrics(
         tuple(n for part in parts for n in part.accept_lens),
         tuple(n for part in parts for n in part.draft_depths),
+        any(part.forced_acceptance for part in parts),
     )

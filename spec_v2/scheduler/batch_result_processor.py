@@ -1,8 +1,13 @@
 """Commit: what a step emitted becomes the requests' output, and finished requests give everything back."""
 
+import logging
+
 from spec_v2.scheduler.batch_planner import BatchPlanner
 from spec_v2.scheduler.schedule_batch import GenerationBatchResult, Request, ScheduleBatch
 from spec_v2.types import TokenLogprobs
+
+_LOG = logging.getLogger("spec_v2")
+STEPS_BEFORE_WARNING = 100
 
 
 class BatchResultProcessor:
@@ -10,6 +15,8 @@ class BatchResultProcessor:
 
     def __init__(self, planner: BatchPlanner) -> None:
         self._planner = planner
+        self._drafting_steps = self._num_correct_drafts = 0
+        self._is_forced = planner.server_args.speculative_simulated_accept_length is not None
 
     def process(self, batch: ScheduleBatch, result: GenerationBatchResult) -> list[Request]:
         """Commit a step. Returns the requests that finished. Raises what a launch of the step raised."""
@@ -32,6 +39,8 @@ class BatchResultProcessor:
                 req.kv_committed_len += accept_lens[i]
                 req.accept_lens.append(accept_lens[i])
                 req.draft_depths.append(draft_depths[i])
+                req.is_forced = self._is_forced
+                self._watch(accept_lens[i] - 1, draft_depths[i])
                 req.note_step(accept_lens[i] - 1, match_lens[i], drafted=batch.drafts_pay)
             before = len(req.output_ids)
             req.commit(predict[i][: accept_lens[i]])
@@ -44,6 +53,20 @@ class BatchResultProcessor:
             elif batch.forward_mode.is_extend():
                 self._planner.keep_prefix(req)
         return finished
+
+    def _watch(self, num_correct_drafts: int, draft_depth: int) -> None:
+        """Say it once where a draft model seems not to belong to its target. Texts are right all the same."""
+        args = self._planner.server_args
+        if self._is_forced or draft_depth == 0 or not args.algorithm.needs_draft_model():
+            return
+        self._drafting_steps += 1
+        self._num_correct_drafts += num_correct_drafts
+        if self._drafting_steps == STEPS_BEFORE_WARNING and self._num_correct_drafts == 0:
+            _LOG.warning(
+                "speculative_draft_model_path=%s: none of its drafts was accepted in the first %d steps; check that it was "
+                "trained for model_path=%s, with the same tokenizer and from the same layers",
+                args.speculative_draft_model_path, STEPS_BEFORE_WARNING, args.model_path,
+            )  # fmt: skip
 
     def _keep_logprobs(self, req: Request, logprobs: TokenLogprobs, i: int, count: int) -> None:
         """Those of the tokens that were committed, and no more."""

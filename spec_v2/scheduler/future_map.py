@@ -56,10 +56,18 @@ class FutureMap:
         self.publish_ready: Event | None = None
         self.debug = debug
 
+    def open_row_0(self) -> None:
+        """Let row 0 fill batches up: a request without tokens, again and again."""
+        for column in (
+            self.new_seq_lens, self.bonus_tokens, self.topk_index, self.history,
+            self.topk_p, self.hidden_states, self.draft_probs,
+        ):  # fmt: skip
+            column[0] = 0
+
     def publish(self, rows: Int[Tensor, " b"], verdict: Verdict) -> Int[Tensor, " b"]:
         """Make the new lengths known. Returns them, `[b]`, in tokens."""
-        device = verdict.new_seq_lens.device
-        self.new_seq_lens[rows.to(device, non_blocking=True)] = verdict.new_seq_lens
+        rows = rows.to(verdict.new_seq_lens.device, non_blocking=True)
+        self.new_seq_lens[rows] = torch.where(rows > 0, verdict.new_seq_lens, 0)
         return verdict.new_seq_lens
 
     def stash(self, rows: Int[Tensor, " b"], verdict: Verdict, next_draft: NextDraft) -> None:

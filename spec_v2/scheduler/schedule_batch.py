@@ -15,10 +15,8 @@ from spec_v2.scheduler.stop_strings import StopStrings
 from spec_v2.scheduler.streams import Event, Pending
 from spec_v2.types import DraftTree, ForwardMode, HostVerdict, NextDraft, PromptStaging, Verdict
 
-# On a CPU a step of 12 tokens costs about 1.3 steps of one, so a third of a token per step pays for drafting.
-MIN_DRAFT_GAIN = 0.35
 PROMISING_MATCH_LEN = 4
-GAIN_WEIGHT = 0.2
+GAIN_WEIGHT = 0.25  # from the first guess, two steps in vain stop a single request from drafting on a CPU
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -51,8 +49,9 @@ class Request:
     kv_allocated_len: int = 0
     num_in_flight: int = 0
     step_lens: list[int] = field(default_factory=list)  # tokens of each step in the output, prefills too
-    draft_gain: float = 1.0  # accepted drafts per step that drafted, a moving average
+    draft_gain: float = 0.5  # accepted drafts per step that drafted, a moving average
     match_len: int = 0  # NGRAM: tokens of the newest match that the host knows
+    is_forced: bool = False  # its steps accepted by force, not what the target says
     accept_lens: list[int] = field(default_factory=list)
     draft_depths: list[int] = field(default_factory=list)
 
@@ -64,9 +63,10 @@ class Request:
         """True where the steps in flight reach `max_new_tokens` for certain: each emits at least one token."""
         return len(self.output_ids) + self.num_in_flight >= self.max_new_tokens
 
-    def drafts_pay(self) -> bool:
-        """Whether drafting has been worth its cost lately, or a long match says that it will be."""
-        return self.draft_gain >= MIN_DRAFT_GAIN or self.match_len >= PROMISING_MATCH_LEN
+    def expected_gain(self) -> float:
+        """Drafts that a drafting step would get accepted: as lately, or what a long match promises."""
+        promise = self.match_len / 2 if self.match_len >= PROMISING_MATCH_LEN else 0.0
+        return max(self.draft_gain, promise)
 
     def note_step(self, num_correct_drafts: int, match_len: int, *, drafted: bool) -> None:
         """Remember how a step went: a moving average over the steps that drafted."""
@@ -112,6 +112,7 @@ class ScheduleBatch:
     seq_lens: Tensor | Pending[Tensor] | None
     max_seq_len: int
     sampling_info: SamplingBatchInfo
+    padded: bool = False  # filled up with row 0 to a size that launches are recorded for
     drafts_pay: bool = True  # False: a worker that can do without drafts should
     prompt_staging: PromptStaging | None = None
     input_ids: Any = None
@@ -140,12 +141,19 @@ class ScheduleBatch:
             drafts_pay=self.drafts_pay,
         )
 
-    def _set_requests(self, reqs: list[Request], pin: bool) -> None:
+    def pad_to(self, size: int | None, pin: bool) -> None:
+        """Fill up with row 0 to `size` rows; None: no more rows than requests."""
+        if len(self.rows) != (size or len(self)):
+            self._set_requests(self.reqs, pin, size or len(self))
+        self.padded = size is not None
+
+    def _set_requests(self, reqs: list[Request], pin: bool, size: int = 0) -> None:
         self.reqs = reqs
-        self.rows = host_tensor([r.row for r in reqs], torch.long, pin)
+        padding = max(size - len(reqs), 0)
+        self.rows = host_tensor([r.row for r in reqs] + [0] * padding, torch.long, pin)
         self.spec_info = self.rows
         self.seq_lens = None
-        self.sampling_info = SamplingBatchInfo.from_requests(reqs, pin)
+        self.sampling_info = SamplingBatchInfo.from_requests(reqs, pin, padding)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """The loop on top: pick a batch, launch it, commit a result; synchronously or one step apart."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
@@ -18,7 +18,7 @@ from spec_v2.scheduler.sampling_batch_info import host_tensor
 from spec_v2.scheduler.schedule_batch import GenerationBatchResult, Request, ScheduleBatch
 from spec_v2.scheduler.streams import Step, Stream
 from spec_v2.server_args import ServerArgs
-from spec_v2.types import HostVerdict, TokenLogprobs, Verdict
+from spec_v2.types import HostVerdict, PackedVerdict, TokenLogprobs, Verdict
 
 
 @runtime_checkable
@@ -42,6 +42,7 @@ class Scheduler:
         copy_stream: Stream,
         device: torch.device,
         trace: Trace,
+        capture_sizes: Sequence[int] = (),
     ) -> None:
         self.server_args = server_args
         self.worker = worker
@@ -50,7 +51,7 @@ class Scheduler:
         self.forward_stream = forward_stream
         self.copy_stream = copy_stream
         self.trace = trace
-        self.planner = BatchPlanner(server_args, cache, pin=device.type == "cuda")
+        self.planner = BatchPlanner(server_args, cache, device, capture_sizes)
         self.processor = BatchResultProcessor(self.planner)
         self.result_queue: deque[tuple[ScheduleBatch, GenerationBatchResult]] = deque()
         self.batch_record_buf: deque[Any] = deque(maxlen=2)
@@ -89,6 +90,7 @@ class Scheduler:
         step = self._begin_step()
         with self.trace.span("host", "launch", step.index):
             self._launch_row_writes(batch)
+            padded = step.captured = batch.padded
             resolve_forward_inputs(batch, self.future_map, self.forward_stream)
             with self._forward_isolation(batch, overlap=overlap):
                 result = self.worker.forward_batch_generation(
@@ -97,13 +99,14 @@ class Scheduler:
             self.forward_stream.launch(
                 self.future_map.stash, batch.rows, result.verdict, result.next_draft, label="stash"
             )
+            step.captured = False
             self._copy_result_to_host(result)
         result.step, result.epochs = step.index, tuple(req.epoch for req in batch.reqs)
         for req in batch.reqs:
             req.num_in_flight += req is not self.planner.chunked  # a chunk that is not the last emits nothing
         # What must survive the restore is re-applied here, in the open.
         batch.spec_info = batch.rows
-        if overlap:
+        if overlap or padded:
             batch.seq_lens = None  # gathered from the rows at the next resolve
         elif result.new_seq_lens is not batch.seq_lens:
             batch.seq_lens = result.new_seq_lens
@@ -165,8 +168,9 @@ class Scheduler:
         return new_seq_lens
 
     def _copy_result_to_host(self, result: GenerationBatchResult) -> None:
+        packed = self.forward_stream.launch(pack_for_host, result.verdict, label="pack")
         self.copy_stream.wait_event(self.forward_stream.record_event())
-        result.host = self.copy_stream.launch(copy_to_host, result.verdict, label="copy")
+        result.host = self.copy_stream.launch(copy_to_host, packed, label="copy")
         result.copy_done = self.copy_stream.record_event()
 
     # -- requests ----------------------------------------------------------------------------------------
@@ -214,23 +218,34 @@ class Scheduler:
         self._begin_step()  # a failed step must not poison what comes next
 
 
-def copy_to_host(verdict: Verdict) -> HostVerdict:
-    """Start the download of what the host commits. On a CPU this hands over the tensors themselves."""
+def pack_for_host(verdict: Verdict) -> PackedVerdict:
+    """What the host commits, in new memory: a replayed step writes its next verdict over this one."""
+    columns = (verdict.accept_lens, verdict.draft_depths, verdict.match_lens)
+    logprobs = verdict.logprobs
+    return PackedVerdict(
+        integers=torch.cat([verdict.predict, torch.stack(columns, 1)], 1),
+        logprobs=logprobs if logprobs.chosen.numel() == 0 else logprobs.clone(),
+    )
+
+
+def copy_to_host(packed: PackedVerdict) -> HostVerdict:
+    """Start the download. On a CPU this hands over the tensors themselves."""
 
     def download(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.device.type == "cpu":
             return tensor
+        if not tensor.numel():
+            return torch.empty(tensor.shape, dtype=tensor.dtype)
         pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return pinned.copy_(tensor, non_blocking=True)
 
+    integers, logprobs = download(packed.integers), packed.logprobs
     return HostVerdict(
-        predict=download(verdict.predict),
-        accept_lens=download(verdict.accept_lens),
-        draft_depths=download(verdict.draft_depths),
-        match_lens=download(verdict.match_lens),
+        predict=integers[:, :-3],
+        accept_lens=integers[:, -3],
+        draft_depths=integers[:, -2],
+        match_lens=integers[:, -1],
         logprobs=TokenLogprobs(
-            chosen=download(verdict.logprobs.chosen),
-            top=download(verdict.logprobs.top),
-            top_ids=download(verdict.logprobs.top_ids),
+            chosen=download(logprobs.chosen), top=download(logprobs.top), top_ids=download(logprobs.top_ids)
         ),
     )

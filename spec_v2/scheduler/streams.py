@@ -9,7 +9,7 @@ the step's event.
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -20,13 +20,24 @@ from spec_v2.scheduler.openmp import release_helper_threads
 T = TypeVar("T")
 
 
-class Step:
-    """One scheduler step, as the streams know it. `error`: the first exception of any of its launches."""
+@runtime_checkable
+class Graphs(Protocol):
+    """What may run a launch in place of the stream: a recorder of launches (`model_executor.graph_runner`)."""
 
-    __slots__ = ("error", "index")
+    def run(self, fn: Callable[..., Any], args: Sequence[Any]) -> Any: ...
+
+
+class Step:
+    """One scheduler step, as the streams know it. `error`: the first exception of any of its launches.
+
+    `captured`: launches go through the stream's `graphs`, as what they read and make has a fixed shape.
+    """
+
+    __slots__ = ("captured", "error", "index")
 
     def __init__(self, index: int) -> None:
         self.index = index
+        self.captured = False
         self.error: BaseException | None = None
 
 
@@ -66,6 +77,7 @@ class Stream(Protocol):
 
     name: str
     step: Step
+    graphs: Graphs | None
     on_run: Callable[[str, int], None] | None
 
     def launch(self, fn: Callable[..., T], /, *args: Any, label: str = "") -> Pending[T]: ...
@@ -87,8 +99,9 @@ def make_stream(name: str, device: torch.device, trace: Trace, num_threads: int 
     raise ValueError(f"device={device.type!r} has no stream here; use 'cpu' or 'cuda'")
 
 
-def _values(args: tuple[Any, ...]) -> list[Any]:
-    return [a.get() if isinstance(a, Pending) else a for a in args]
+def _call(fn: Callable[..., T], args: tuple[Any, ...], graphs: Graphs | None) -> T:
+    values = [a.get() if isinstance(a, Pending) else a for a in args]
+    return fn(*values) if graphs is None else graphs.run(fn, values)  # type: ignore[no-any-return]
 
 
 class CpuEvent:
@@ -120,6 +133,7 @@ class CpuStream:
         self.name = name
         self.step = Step(-1)
         self.on_run: Callable[[str, int], None] | None = None
+        self.graphs: Graphs | None = None
         self._trace = trace
         self._num_threads = num_threads
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -128,7 +142,8 @@ class CpuStream:
 
     def launch(self, fn: Callable[..., T], /, *args: Any, label: str = "") -> Pending[T]:
         step, pending = self.step, Pending[T](self.step)
-        self._queue.put(lambda: self._run(step, pending, fn, args, label))
+        graphs = self.graphs if step.captured else None
+        self._queue.put(lambda: self._run(step, pending, fn, args, label, graphs))
         return pending
 
     def record_event(self) -> CpuEvent:
@@ -169,7 +184,13 @@ class CpuStream:
                 item()
 
     def _run(
-        self, step: Step, pending: Pending[T], fn: Callable[..., T], args: tuple[Any, ...], label: str
+        self,
+        step: Step,
+        pending: Pending[T],
+        fn: Callable[..., T],
+        args: tuple[Any, ...],
+        label: str,
+        graphs: Graphs | None,
     ) -> None:
         if step.error is not None:
             return
@@ -177,7 +198,7 @@ class CpuStream:
             if self.on_run is not None:
                 self.on_run(label, step.index)
             with self._trace.span(self.name, label, step.index):
-                pending.set(fn(*_values(args)))
+                pending.set(_call(fn, args, graphs))
         except BaseException as error:  # noqa: BLE001 - kept for the host, which raises it again
             step.error = error
 
@@ -204,6 +225,7 @@ class CudaStream:
         self.name = name
         self.step = Step(-1)
         self.on_run: Callable[[str, int], None] | None = None
+        self.graphs: Graphs | None = None
         self._trace = trace
         self._stream = torch.cuda.Stream(device)
 
@@ -216,7 +238,7 @@ class CudaStream:
                 self.on_run(label, step.index)
             span = self._trace.device_span(self.name, label, step.index)
             with torch.cuda.stream(self._stream), torch.no_grad(), span:
-                pending.set(fn(*_values(args)))
+                pending.set(_call(fn, args, self.graphs if step.captured else None))
         except Exception as error:  # noqa: BLE001 - kept for the host, which raises it again
             step.error = error
         return pending

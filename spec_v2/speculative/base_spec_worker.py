@@ -50,6 +50,7 @@ class BaseSpecWorker(ABC):
             longest_path=server_args.longest_path,
             is_tree=server_args.is_tree,
             rejection_sampling=server_args.speculative_use_rejection_sampling,
+            simulated_accept_length=server_args.speculative_simulated_accept_length,
         )
 
     def forward_batch_generation(self, batch: ScheduleBatch, on_publish: OnPublish) -> GenerationBatchResult:

@@ -19,6 +19,7 @@ from torch import Tensor
 from spec_v2.types import DraftTree
 
 NOTHING = -2  # equals no token
+NO_TOKEN = -3  # equals nothing in a history
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,17 +47,18 @@ def suffix_match_lens(
 
     At most `max_depth`; 0 from `last` on, so a match never runs into itself.
     """
-    b, m = history.shape
-    places = torch.arange(m, device=history.device)
-    alive = places < last[:, None]
-    lengths = torch.zeros_like(history)
-    shifted = history
-    for d in range(max_depth):
-        wanted = history.gather(1, (last[:, None] - d).clamp(min=0))
-        alive = alive & (shifted == wanted) & (wanted >= 0) & (last[:, None] >= d)
-        lengths = lengths + alive
-        shifted = torch.cat([shifted.new_full((b, 1), NOTHING), shifted[:, :-1]], 1)
-    return lengths
+    m = history.shape[1]
+    # the newest tokens, oldest first; what is no token, or before the first, agrees with nothing
+    places = last[:, None] + torch.arange(1 - max_depth, 1, device=history.device)
+    newest = history.gather(1, places.clamp(min=0))
+    newest = torch.where((places >= 0) & (newest >= 0), newest, NO_TOKEN)
+    # all windows of that length at once: a match ends at the first disagreement, seen from the window's end
+    windows = torch.nn.functional.pad(history, (max_depth - 1, 0), value=NOTHING).unfold(1, max_depth, 1)
+    disagreeing = torch.where(
+        windows == newest[:, None], 0, torch.arange(1, max_depth + 1, device=history.device)
+    )
+    lengths = max_depth - disagreeing.amax(2)
+    return torch.where(torch.arange(m, device=history.device) < last[:, None], lengths, 0)
 
 
 def match_tree(

@@ -19,6 +19,7 @@ from spec_v2.mem_cache.kv_cache_builder import KvCache
 from spec_v2.model_executor.forward_batch import extend_forward_batch, window_forward_batch
 from spec_v2.model_executor.model_runner import ModelRunner
 from spec_v2.scheduler.sampling_batch_info import SamplingBatchInfo
+from spec_v2.speculative.forced_acceptance import force_acceptance
 from spec_v2.speculative.rejection import accept_by_rejection
 from spec_v2.types import DraftTree, PromptStaging, StepInputs, TokenLogprobs, TreeShape, Verdict
 
@@ -69,12 +70,15 @@ def verify(
             adjusted, next_positions, tree, info.sampling
         )
     else:
+        target_tokens = sample_nodes(adjusted, next_positions, info.sampling)
         accept_index, predict, accept_lens = verify_tree(
             tokens=tree.tokens,
             parents=tree.parents,
-            target_tokens=sample_nodes(adjusted, next_positions, info.sampling),
+            target_tokens=target_tokens,
             longest_path=shape.longest_path,
         )
+        if shape.simulated_accept_length is not None:
+            accept_index, predict, accept_lens = force_acceptance(tree, places.visible, target_tokens, shape)
     if shape.is_tree:
         # the draft pool needs no move: draft-extend writes the accepted path anew
         cache.target_pool.move_accepted(places.slots, accept_index)
