@@ -28,13 +28,19 @@ from tests.kernels.support import DEVICE, assert_same, seeded, spread
 def launches():
     """What compiles for sm_90: the shapes of a Llama-3.1-8B decode step."""
     ids, table = torch.zeros(4, dtype=torch.long), torch.zeros(5, 128, dtype=torch.int32)
-    path = torch.zeros(4, 4, dtype=torch.long)
+    path, rows = torch.zeros(4, 4, dtype=torch.long), torch.zeros(9, dtype=torch.long)
     key = torch.zeros(4, 8, 128, dtype=torch.bfloat16)
     pool = SlotBuffers.of(tuple(torch.zeros(9, 8, 128, dtype=torch.bfloat16) for _ in range(4)))
-    drafts = make_drafts(seeded(), 9, 4, 256, 300, torch.bfloat16)
-    batch = make_drafts(seeded(), 4, 4, 256, 300, torch.bfloat16)
+    drafts, batch = (
+        NextDraft(
+            topk_p=torch.zeros(n, 4),
+            topk_index=torch.zeros(n, 4, dtype=torch.long),
+            hidden_states=torch.zeros(n, 4096, dtype=torch.bfloat16),
+            draft_probs=torch.zeros(n, 0),
+        )
+        for n in (9, 4)
+    )
     history = torch.zeros(9, 20, dtype=torch.long)
-    nine = torch.zeros(9, dtype=torch.long)
     return {
         "row table": lambda: (write_slots_triton(table, ids, ids, ids), slots_at_triton(table, ids, path)),
         "window": lambda: (
@@ -43,8 +49,8 @@ def launches():
         ),
         "write": lambda: write_kv_triton(*pool.tensors[:2], ids, key, key),
         "move": lambda: move_accepted_kv_triton(pool, path, path),
-        "gather": lambda: gather_rows_triton(ids, nine, nine, drafts),
-        "stash": lambda: stash_rows_triton(ids, path, ids, ids, batch, nine, drafts, history),
+        "gather": lambda: gather_rows_triton(ids, rows, rows, drafts),
+        "stash": lambda: stash_rows_triton(ids, path, ids, ids, batch, rows, drafts, history),
     }
 
 

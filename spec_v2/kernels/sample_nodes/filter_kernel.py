@@ -10,7 +10,7 @@ A number is its order key: an integer of 16, 32 or 64 bits, as many as the dtype
 """
 
 from dataclasses import dataclass
-from typing import no_type_check
+from typing import Any, no_type_check
 
 import torch
 import triton
@@ -314,7 +314,7 @@ def filter_blocks(
     block_max: Tensor,
     block_sum: Tensor,
     shape: tuple[int, ...],
-    flags: dict[str, object],
+    flags: dict[str, Any],
 ) -> Kept:
     """`filters`: top-k, top-p and min-p of each request. `shape`, `flags`: what all kernels of a sample share."""
     r, num_blocks = block_max.shape

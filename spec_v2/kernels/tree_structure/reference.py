@@ -38,8 +38,9 @@ def ancestor_bits_reference(parents: Int[Tensor, "b n"]) -> Int32[Tensor, "b n w
     """Bit 31 is the sign: it is summed in 64 bits and wraps around."""
     n = parents.shape[1]
     mask = torch.nn.functional.pad(ancestor_mask_reference(parents), (0, -n % 32))
-    words = mask.unflatten(2, (-1, 32)).long() << torch.arange(32, device=parents.device)
-    return words.sum(-1).to(torch.int32)
+    bit = torch.ones(32, dtype=torch.long, device=parents.device) << torch.arange(32, device=parents.device)
+    words: Tensor = (mask.unflatten(2, (-1, 32)) * bit).sum(-1)
+    return words.to(torch.int32)
 
 
 def place_tree_reference(
