@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from spec_v2 import SamplingParams
+from spec_v2.scheduler.recorded import Waiting
 from spec_v2.scheduler.streams import CpuEvent, CpuStream, Step
 from tests import tiny_models as tiny
 from tests.cells import models
@@ -124,6 +125,7 @@ class SteppedStream(CpuStream):
     def __init__(self, world: World, name: str, trace: Any) -> None:
         self.name, self.step, self.on_run, self.graphs = name, Step(-1), None, None
         self._trace, self._world = trace, world
+        self._waiting = Waiting()
         self.items: deque[Any] = deque()
         self._queue = self  # type: ignore[assignment]
 

@@ -49,9 +49,13 @@ def test_a_batch_gets_the_smallest_size_that_holds_it():
 
 @pytest.mark.parametrize("name", SETUPS)
 @pytest.mark.parametrize("sampling", ["greedy", "sampled"])
-def test_recorded_steps_give_the_plain_tokens(open_engine, monkeypatch, name, sampling, schedule, device):
+@pytest.mark.parametrize("separate", [False, True], ids=["joined", "separate"])
+def test_recorded_steps_give_the_plain_tokens(
+    open_engine, monkeypatch, name, sampling, separate, schedule, device
+):
     """Requests of unequal lengths leave one by one, so every size from 5 (too large) down to 1 occurs."""
     engine, graphs = open_recording(open_engine, monkeypatch, name, schedule, device)
+    engine.trace.separate_launches = separate
     before = free(engine)
     for count in (5, 4, 3, 4, 1):
         prompts = setup_prompts(name, engine.model, count)
@@ -61,7 +65,9 @@ def test_recorded_steps_give_the_plain_tokens(open_engine, monkeypatch, name, sa
             for i, n in enumerate(lengths)
         ]
         assert run(engine, prompts, params) == expected(engine, prompts, params)
-    assert graphs.num_captures >= 4 * len(SIZES)
+    assert graphs.num_captures > (4 if separate else 1) * len(SIZES)
+    labels = {span.name for span in engine.trace.spans() if span.lane == "forward"}
+    assert any("verify+publish" in label for label in labels) != separate
     assert free(engine) == before
 
 

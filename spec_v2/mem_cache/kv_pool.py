@@ -26,7 +26,11 @@ class LayerGeometry:
 
 
 class KvPool:
-    """Keys and values of each layer, `[num_slots, num_kv_heads, dim]`. Slot 0 is padding and stays finite."""
+    """Keys and values of each layer, `[num_slots, num_kv_heads, dim]`. Slot 0 is padding and stays finite.
+
+    `paged_attention`: whether forwards read it in place, through the row table (True), or gather what they read
+    (False). None leaves that to them.
+    """
 
     def __init__(
         self, geometry: tuple[LayerGeometry, ...], num_slots: int, dtype: torch.dtype, device: torch.device
@@ -34,6 +38,7 @@ class KvPool:
         self.geometry = geometry
         self.num_slots = num_slots
         self.debug = False  # check slot numbers where they are used, which waits for the device
+        self.paged_attention: bool | None = None
         self.keys = [_zeros(num_slots, g.num_kv_heads, g.key_dim, dtype, device) for g in geometry]
         self.values = [_zeros(num_slots, g.num_kv_heads, g.value_dim, dtype, device) for g in geometry]
         self._buffers = SlotBuffers.of((*self.keys, *self.values))

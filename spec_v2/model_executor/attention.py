@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from spec_v2.kernels.paged_attention import paged_attention
 from spec_v2.mem_cache.kv_pool import LayerGeometry
 from spec_v2.model_executor.forward_batch import AttentionGroup, ForwardBatch
 
@@ -117,6 +118,17 @@ def attend_written(
 ) -> Float[Tensor, "t heads value_dim"]:
     """Attend over slots, those of this forward's own tokens included: their KV has been written."""
     pool = forward_batch.kv_pool
+    if forward_batch.paged is not None:
+        return paged_attention(
+            query,
+            pool.keys[layer],
+            pool.values[layer],
+            forward_batch.paged,
+            scaling=scaling,
+            sliding_window=sliding_window,
+            softcap=softcap,
+            sinks=s_aux,
+        )
     out: list[Tensor] = []
     for group in forward_batch.groups:
         b, q = group.query_positions.shape

@@ -1,9 +1,10 @@
 """What the attention function has to know about one forward, built on the forward stream.
 
-A forward is a list of attention groups: requests that have the same number of query tokens. Decode, draft,
-verify and draft-extend are one group; a prefill has one group per request. In each group a query sees the
-prefix of its request and those tokens of this forward's window that `visible` names: its ancestors in a tree,
-its predecessors in a chain.
+A query sees the prefix of its request and those tokens of this forward's window that `visible` names: its ancestors
+in a tree, its predecessors in a chain. Two forms say so. Where a kernel reads KV in place there is a `PagedView`: the
+row table, lengths, and the window's mask as bits. Elsewhere keys are gathered, and a forward is a list of attention
+groups: requests that have the same number of query tokens. Decode, draft, verify and draft-extend are one group; a
+prefill has one group per request.
 """
 
 import math
@@ -13,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from spec_v2.kernels.paged_attention import KERNEL_DTYPES, PagedView, TreeWindow
 from spec_v2.mem_cache.kv_pool import KvPool, RowTable
 
 
@@ -55,11 +57,19 @@ class AttentionGroup:
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
-    """One forward: where its KV goes (`out_slots`) and what its queries see (`groups`)."""
+    """One forward: where its KV goes (`out_slots`) and what its queries see (`paged`, or else `groups`)."""
 
     kv_pool: KvPool
     out_slots: Int[Tensor, " t"]
-    groups: tuple[AttentionGroup, ...]
+    groups: tuple[AttentionGroup, ...] = ()
+    paged: PagedView | None = None
+
+
+def reads_in_place(kv_pool: KvPool) -> bool:
+    """Whether attention follows the row table to this pool; by default wherever the kernel runs."""
+    if kv_pool.paged_attention is not None:
+        return kv_pool.paged_attention
+    return bool(kv_pool.keys) and kv_pool.keys[0].is_cuda and kv_pool.keys[0].dtype in KERNEL_DTYPES
 
 
 def window_forward_batch(
@@ -71,12 +81,35 @@ def window_forward_batch(
     max_prefix_len: int,
     window_slots: Int[Tensor, "b win"],
     window_positions: Int[Tensor, "b win"],
-    visible: Bool[Tensor, "b q win"],
+    visible: Bool[Tensor, "b q win"] | None = None,
 ) -> ForwardBatch:
     """Each request runs the last `q` tokens of its window; all of the window's KV is readable.
 
-    `max_prefix_len` is a host bound on `prefix_lens` (device): shapes never wait for the device.
+    Window token `j` is at position `prefix_lens[i] + j` of the request's row. Without `visible` the window is a chain
+    and all of it runs. `max_prefix_len` is a host bound on `prefix_lens` (device): shapes never wait for the device.
     """
+    if reads_in_place(kv_pool):
+        num_queries, window = window_slots.shape[1], None
+        if visible is not None:
+            num_queries = visible.shape[1]
+            window = TreeWindow(
+                visible=visible,
+                query_positions=window_positions[:, -num_queries:].contiguous(),
+                window_positions=window_positions,
+            )
+        view = PagedView(
+            table=row_table.slots,
+            rows=rows,
+            prefix_lens=prefix_lens,
+            max_prefix_len=min(max_prefix_len, row_table.width),
+            max_queries=num_queries,
+            window=window,
+        )
+        return ForwardBatch(kv_pool, window_slots[:, -num_queries:].flatten(), paged=view)
+
+    if visible is None:
+        win = window_slots.shape[1]
+        visible = torch.ones(win, win, dtype=torch.bool, device=rows.device).tril().expand(len(rows), -1, -1)
     num_queries = visible.shape[1]
     prefix_slots = row_table.prefix(rows, max_prefix_len)
     offsets = torch.arange(prefix_slots.shape[1], device=rows.device)
@@ -101,6 +134,8 @@ def extend_forward_batch(
     extend_lens: tuple[int, ...],
 ) -> ForwardBatch:
     """Prefill: `extend_lens[i]` tokens of request `i` behind its prefix, one request after the other, causal."""
+    if reads_in_place(kv_pool):
+        return _paged_extend(kv_pool, row_table, rows, prefix_lens, extend_lens)
     groups, out_slots, start = [], [], 0
     for i, (prefix, length) in enumerate(zip(prefix_lens, extend_lens, strict=True)):
         slots = row_table.prefix(rows[i : i + 1], prefix + length)
@@ -118,3 +153,28 @@ def extend_forward_batch(
         out_slots.append(slots[0, prefix:])
         start += length
     return ForwardBatch(kv_pool, torch.cat(out_slots), tuple(groups))
+
+
+def _paged_extend(
+    kv_pool: KvPool,
+    row_table: RowTable,
+    rows: Int[Tensor, " b"],
+    prefix_lens: tuple[int, ...],
+    extend_lens: tuple[int, ...],
+) -> ForwardBatch:
+    """The same prefill as one view: what the host knows of lengths goes up once, keys stay where they are."""
+    spans = list(zip(prefix_lens, extend_lens, strict=True))
+    positions = torch.cat([torch.arange(prefix, prefix + length) for prefix, length in spans])
+    request = torch.cat([torch.full((length,), i) for i, (_, length) in enumerate(spans)])
+    query_starts = torch.tensor((0, *extend_lens)).cumsum(0)
+    host = (positions, request, query_starts, torch.tensor(prefix_lens))
+    positions, request, query_starts, prefixes = (x.to(rows.device, non_blocking=True) for x in host)
+    view = PagedView(
+        table=row_table.slots,
+        rows=rows,
+        prefix_lens=prefixes,
+        max_prefix_len=max(prefix_lens),
+        max_queries=max(extend_lens),
+        query_starts=query_starts,
+    )
+    return ForwardBatch(kv_pool, row_table.at(rows[request], positions[:, None])[:, 0], paged=view)

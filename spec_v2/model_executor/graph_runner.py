@@ -180,6 +180,10 @@ def _describe(value: Any, leaves: list[Any]) -> Any:
         return (type(value), *(_describe(getattr(value, f.name), leaves) for f in fields(value)))
     if value is None or isinstance(value, int | float | str):
         return value
+    if isinstance(value, tuple):
+        return tuple(_describe(part, leaves) for part in value)
+    if callable(value):
+        return _identity(value)
     return (type(value), id(value))
 
 
@@ -189,6 +193,8 @@ def _substitute(value: Any, twins: Any) -> Any:
         return next(twins)
     if is_dataclass(value) and not isinstance(value, type):
         return _rebuilt(value, twins)
+    if isinstance(value, tuple):
+        return tuple(_substitute(part, twins) for part in value)
     return value
 
 
@@ -208,8 +214,10 @@ def _same_value(left: Any, right: Any) -> bool:
         return True
     if type(left) is not type(right):
         return False
-    if isinstance(left, int):
-        return left == right
+    if isinstance(left, int) or callable(left):  # a bound method is made anew at each access
+        return bool(left == right)
+    if isinstance(left, tuple):
+        return _same(left, right)
     if is_dataclass(left) and not isinstance(left, type):
         return all(getattr(left, f.name) is getattr(right, f.name) for f in fields(left))
     return False

@@ -34,6 +34,8 @@ class Trace:
     def __init__(self, max_spans: int = 100_000) -> None:
         self._raw: deque[tuple[str, str, int, Any, Any]] = deque(maxlen=max_spans)
         self._origin_ns = time.perf_counter_ns()
+        # Recorded launches of a step are joined, which is faster, unless each is to have its own span.
+        self.separate_launches = False
         self._device_origin: torch.cuda.Event | None = None
         self._device_origin_ns = 0
 

@@ -10,12 +10,26 @@ the step's event.
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 
 from spec_v2.observability.trace import Trace
 from spec_v2.scheduler.openmp import release_helper_threads
+from spec_v2.scheduler.pending import Pending, Step
+from spec_v2.scheduler.recorded import Waiting, run_waiting
+
+__all__ = [
+    "CpuEvent",
+    "CpuStream",
+    "CudaEvent",
+    "CudaStream",
+    "Event",
+    "Pending",
+    "Step",
+    "Stream",
+    "make_stream",
+]
 
 T = TypeVar("T")
 
@@ -25,42 +39,6 @@ class Graphs(Protocol):
     """What may run a launch in place of the stream: a recorder of launches (`model_executor.graph_runner`)."""
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any]) -> Any: ...
-
-
-class Step:
-    """One scheduler step, as the streams know it. `error`: the first exception of any of its launches.
-
-    `captured`: launches go through the stream's `graphs`, as what they read and make has a fixed shape.
-    """
-
-    __slots__ = ("captured", "error", "index")
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.captured = False
-        self.error: BaseException | None = None
-
-
-class Pending(Generic[T]):
-    """A value that a launch will have made. The host may `get` it only after an event that follows it."""
-
-    __slots__ = ("_done", "_value", "step")
-
-    def __init__(self, step: Step) -> None:
-        self.step = step
-        self._done = False
-        self._value: T | None = None
-
-    def get(self) -> T:
-        """The value. Raises the step's error, or RuntimeError where the launch has not run yet."""
-        if self.step.error is not None:
-            raise self.step.error
-        if not self._done:
-            raise RuntimeError("a Pending was read before its event: wait for the event first")
-        return self._value  # type: ignore[return-value]
-
-    def set(self, value: T) -> None:
-        self._value, self._done = value, True
 
 
 @runtime_checkable
@@ -136,26 +114,43 @@ class CpuStream:
         self.graphs: Graphs | None = None
         self._trace = trace
         self._num_threads = num_threads
+        self._waiting = Waiting()
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name=f"spec_v2-{name}", daemon=True)
         self._thread.start()
 
     def launch(self, fn: Callable[..., T], /, *args: Any, label: str = "") -> Pending[T]:
         step, pending = self.step, Pending[T](self.step)
+        if step.captured and not self._trace.separate_launches:
+            self._waiting.add(fn, args, pending, label)
+            return pending
+        self._run_waiting()
         graphs = self.graphs if step.captured else None
         self._queue.put(lambda: self._run(step, pending, fn, args, label, graphs))
         return pending
 
+    def _run_waiting(self) -> None:
+        if self._waiting:
+            calls, pendings, label = self._waiting.take()
+            step, graphs = self.step, self.graphs
+            pending = Pending[None](step)
+            self._queue.put(
+                lambda: self._run(step, pending, run_waiting, (calls, pendings, graphs), label, None)
+            )
+
     def record_event(self) -> CpuEvent:
+        self._run_waiting()
         event = CpuEvent(self.step)
         self._queue.put(event.reach)
         return event
 
     def wait_event(self, event: CpuEvent) -> None:
+        self._run_waiting()
         self._queue.put(event.wait)
 
     def synchronize(self) -> None:
         """Block until everything launched so far has run. Raises nothing: errors belong to their step."""
+        self._run_waiting()
         event = CpuEvent(Step(-1))
         self._queue.put(event.reach)
         event.wait()
@@ -227,31 +222,57 @@ class CudaStream:
         self.on_run: Callable[[str, int], None] | None = None
         self.graphs: Graphs | None = None
         self._trace = trace
+        self._waiting = Waiting()
         self._stream = torch.cuda.Stream(device)
 
     def launch(self, fn: Callable[..., T], /, *args: Any, label: str = "") -> Pending[T]:
         step, pending = self.step, Pending[T](self.step)
-        if step.error is not None:
+        if step.captured and not self._trace.separate_launches:
+            self._waiting.add(fn, args, pending, label)
             return pending
+        self._run_waiting()
+        graphs = self.graphs if step.captured else None
+        self._run(step, pending, fn, args, label, graphs)
+        return pending
+
+    def _run_waiting(self) -> None:
+        if self._waiting:
+            calls, pendings, label = self._waiting.take()
+            arguments = (calls, pendings, self.graphs)
+            self._run(self.step, Pending[None](self.step), run_waiting, arguments, label, None)
+
+    def _run(
+        self,
+        step: Step,
+        pending: Pending[T],
+        fn: Callable[..., T],
+        args: tuple[Any, ...],
+        label: str,
+        graphs: Graphs | None,
+    ) -> None:
+        if step.error is not None:
+            return
         try:
             if self.on_run is not None:
                 self.on_run(label, step.index)
             span = self._trace.device_span(self.name, label, step.index)
             with torch.cuda.stream(self._stream), torch.no_grad(), span:
-                pending.set(_call(fn, args, self.graphs if step.captured else None))
+                pending.set(_call(fn, args, graphs))
         except Exception as error:  # noqa: BLE001 - kept for the host, which raises it again
             step.error = error
-        return pending
 
     def record_event(self) -> CudaEvent:
+        self._run_waiting()
         event = torch.cuda.Event()
         event.record(self._stream)
         return CudaEvent(event, self.step)
 
     def wait_event(self, event: CudaEvent) -> None:
+        self._run_waiting()
         self._stream.wait_event(event._event)
 
     def synchronize(self) -> None:
+        self._run_waiting()
         self._stream.synchronize()
 
     def take_cores(self) -> None:

@@ -29,7 +29,7 @@ def draft_extend(
     max_seq_len: int,
 ) -> NextDraft:
     """Run the `w` emitted tokens through the draft; the row of the last accepted one gives the next draft."""
-    b, w = verdict.predict.shape
+    b = len(verdict.predict)
     start = draft_lens(inputs, shifted)
     read = extend_inputs(cache.row_table.slots, inputs.rows, start, verdict.predict, verdict.accept_lens)
     forward_batch = window_forward_batch(
@@ -40,7 +40,6 @@ def draft_extend(
         max_prefix_len=max_seq_len + 1,
         window_slots=read.slots,
         window_positions=read.positions,
-        visible=torch.ones(b, w, w, dtype=torch.bool, device=start.device).tril(),
     )
     out = draft.forward(
         read.input_ids.flatten(),

@@ -51,7 +51,7 @@ def verify(
         max_prefix_len=max_seq_len,
         window_slots=places.slots,
         window_positions=places.positions,
-        visible=places.visible,
+        visible=places.visible if shape.is_tree else None,
     )
     out = target.forward(tree.tokens.flatten(), places.positions.flatten(), forward_batch)
     logits = out.logits.view(b, n, -1)

@@ -26,13 +26,13 @@ class Tiling:
 
 def choose_tiling(pairs: int, key_dim: int, value_dim: int, itemsize: int) -> Tiling:
     """`pairs`: query tokens of a request times query heads of a KV head. Dimensions are powers of two."""
-    narrow = max(key_dim, value_dim) <= 128
+    dim = max(key_dim, value_dim)
     if itemsize == 4:  # no tensor cores: products of fp32 stay exact
-        return Tiling(16, 32 if narrow else 16, 4, 2)
-    block_m = min(max(16, 1 << (pairs - 1).bit_length()), 128 if narrow else 64)
-    if block_m == 128:
-        return Tiling(128, 64, 8, 3)
-    return Tiling(block_m, 64 if narrow else 32, 4, 3)
+        return Tiling(16, 32 if dim <= 128 else 16, 4, 2)
+    block_m = min(max(16, 1 << (pairs - 1).bit_length()), 128 if dim <= 256 else 32)
+    block_n = 64 if dim <= 128 else 32 if dim <= 256 else 16
+    many_registers = block_m * dim >= 128 * 128
+    return Tiling(block_m, block_n, 8 if many_registers else 4, 3)
 
 
 def choose_splits(tiles: int, max_keys: int, num_sms: int) -> int:

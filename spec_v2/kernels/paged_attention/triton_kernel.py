@@ -68,17 +68,17 @@ def visible_keys(
     """[BLOCK_M, BLOCK_N]: does the pair see the key? Only for blocks that not all of the tile sees whole."""
     column = tl.arange(0, BLOCK_N)[None, :]
     key = block_start + column
-    near = key <= position[:, None]
+    seen = key <= position[:, None]
     if SLIDING_WINDOW > 0:
-        near = near & (key > position[:, None] - SLIDING_WINDOW)
-    if WORDS == 0:
-        return near
-    bits = window_bits(word, words_ptr, block_start - prefix, WORDS)[:, None]
-    for first in tl.static_range(32, BLOCK_N, 32):
-        more_bits = window_bits(word, words_ptr, block_start - prefix + first, WORDS)[:, None]
-        bits = tl.where(column < first, bits, more_bits)
-    in_tree = (bits >> (column & 31).to(tl.uint32)) & 1 != 0
-    return ((key < prefix) & near) | in_tree
+        seen = seen & (key > position[:, None] - SLIDING_WINDOW)
+    if WORDS > 0:
+        bits = window_bits(word, words_ptr, block_start - prefix, WORDS)[:, None]
+        for first in tl.static_range(32, BLOCK_N, 32):
+            more_bits = window_bits(word, words_ptr, block_start - prefix + first, WORDS)[:, None]
+            bits = tl.where(column < first, bits, more_bits)
+        in_tree = (bits >> (column & 31).to(tl.uint32)) & 1 != 0
+        seen = ((key < prefix) & seen) | in_tree
+    return seen
 
 
 @triton.jit(do_not_specialize=["table_width", "num_queries", "window_len", "num_splits"])
