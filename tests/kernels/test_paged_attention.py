@@ -35,6 +35,32 @@ OPTIONS = {
 }
 
 
+def launches():
+    """What compiles for sm_90: the heads of Llama-3.1-8B in bf16."""
+    query, pool = torch.zeros(12, 32, 128, dtype=torch.bfloat16), torch.zeros(9, 8, 128, dtype=torch.bfloat16)
+    ids, table = torch.zeros(2, dtype=torch.long), torch.zeros(3, 64, dtype=torch.int32)
+    decode = PagedView(table=table, rows=ids, prefix_lens=ids, max_prefix_len=40, max_queries=6)
+    tree = TreeWindow(
+        visible=torch.ones(2, 6, 6, dtype=torch.bool),
+        query_positions=torch.zeros(2, 6, dtype=torch.long),
+        window_positions=torch.zeros(2, 6, dtype=torch.long),
+    )
+    prefill = replace(decode, query_starts=torch.tensor([0, 6, 12]))
+
+    def attend(view, num_splits, tiling=None, **options):
+        return lambda: paged_attention_triton(
+            query, pool, pool, view, 1.0, tiling=tiling, num_splits=num_splits, **options
+        )
+
+    return {
+        "chain": attend(decode, 1),
+        "tree, split": attend(replace(decode, window=tree), 4),
+        "tree, split, merged apart": attend(replace(decode, window=tree), 4, Tiling(32, 64, 4, 2)),
+        "prefill, softcap": attend(prefill, 1, softcap=30.0),
+        "pack": lambda: pack_visible_triton(tree.visible, tree.query_positions, tree.window_positions, None),
+    }
+
+
 def options_for(case, scaling=0.3, sinks=None, **options):
     heads = case.query.shape[1]
     if sinks:
