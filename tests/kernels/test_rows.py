@@ -3,8 +3,16 @@
 import pytest
 import torch
 
-from spec_v2.kernels.future_rows.reference import gather_rows_reference, stash_rows_reference
-from spec_v2.kernels.future_rows.triton_kernel import gather_rows_triton, stash_rows_triton
+from spec_v2.kernels.future_rows.reference import (
+    gather_rows_reference,
+    publish_rows_reference,
+    stash_rows_reference,
+)
+from spec_v2.kernels.future_rows.triton_kernel import (
+    gather_rows_triton,
+    publish_rows_triton,
+    stash_rows_triton,
+)
 from spec_v2.kernels.move_kv.reference import SlotBuffers, move_accepted_kv_reference
 from spec_v2.kernels.move_kv.triton_kernel import move_accepted_kv_triton
 from spec_v2.kernels.row_slots.reference import (
@@ -50,6 +58,7 @@ def launches():
         "write": lambda: write_kv_triton(*pool.tensors[:2], ids, key, key),
         "move": lambda: move_accepted_kv_triton(pool, path, path),
         "gather": lambda: gather_rows_triton(ids, rows, rows, drafts),
+        "publish": lambda: publish_rows_triton(ids, ids, rows),
         "stash": lambda: stash_rows_triton(ids, path, ids, ids, batch, rows, drafts, history),
     }
 
@@ -201,6 +210,19 @@ def test_rows_are_gathered(k, h, dv, dtype):
     assert_same(got[:2], want[:2])
     for name in NAMES:
         assert_same(getattr(got[2], name), getattr(want[2], name))
+
+
+@pytest.mark.parametrize("b", [0, 3, 150])
+def test_lengths_are_published(b):
+    """Padding rows may be many, and keep length 0."""
+    want = torch.arange(200) * 2**33
+    rows = torch.randperm(199, generator=seeded())[:b] + 1
+    rows[1::3] = 0
+    lens = torch.arange(b) + 2**40
+    got = want.to(DEVICE, copy=True)
+    publish_rows_triton(spread(rows), spread(lens), got)
+    publish_rows_reference(rows, lens, want)
+    assert_same(got, want)
 
 
 @pytest.mark.parametrize("width", [0, 9, 60])

@@ -9,10 +9,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class TreePlaces:
-    """Where the nodes of a batch's trees are: who sees whom, absolute positions, slots of their KV."""
+    """Where the nodes of a batch's trees are: who sees whom, absolute positions, slots of their KV.
+
+    `next_positions`: of the tokens that the nodes' logits choose.
+    """
 
     visible: Bool[Tensor, "b n n"]
     positions: Int[Tensor, "b n"]
+    next_positions: Int[Tensor, "b n"]
     slots: Int[Tensor, "b n"]
 
 
@@ -53,8 +57,10 @@ def place_tree_reference(
     n, width = parents.shape[1], row_slots.shape[1]
     visible = ancestor_mask_reference(parents)
     places = seq_lens[:, None] + torch.arange(n, device=parents.device)
+    next_positions = seq_lens[:, None] + visible.sum(-1)
     return TreePlaces(
         visible=visible,
-        positions=seq_lens[:, None] + visible.sum(-1) - 1,
+        positions=next_positions - 1,
+        next_positions=next_positions,
         slots=row_slots[rows[:, None], places.clamp(max=width - 1)].long(),
     )
