@@ -343,7 +343,7 @@ def filter_blocks(
         for step in range(key_bits // 4):
             _report_digits[(r, num_blocks)](
                 values, temperatures, row_max, limit, base, *above, *reports, *shape, step,
-                BLOCKS=blocks, PART=min(PART, block), KEY_BITS=key_bits, BY_COUNT=by_count, **flags, num_warps=8,
+                BLOCKS=blocks, PART=min(PART, block), KEY_BITS=key_bits, BY_COUNT=by_count, **flags,
             )  # fmt: skip
 
     settle(0)
@@ -352,6 +352,6 @@ def filter_blocks(
     search(by_count=False)
     settle(2)
     _weigh_kept[(r, num_blocks)](
-        values, temperatures, row_max, key, min_weight, block_sums, block_ties, *shape, **flags, num_warps=8
+        values, temperatures, row_max, key, min_weight, block_sums, block_ties, *shape, **flags
     )
     return Kept(row_max, key, ties, tie_weight, min_weight, block_sums, block_ties)
