@@ -134,6 +134,7 @@ def _generate(options: argparse.Namespace) -> str:
     )
     trace = _writable(options.trace)
     with engine_from_args(from_cli_args(options)) as engine:
+        engine.trace.separate_launches = trace is not None
         start = time.perf_counter()
         completions = engine.generate(prompts, params)
         seconds = time.perf_counter() - start

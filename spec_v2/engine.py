@@ -1,6 +1,5 @@
 """The front door: `Engine(model=..., **server_args).generate(prompts, SamplingParams(...))`."""
 
-import logging
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
@@ -11,10 +10,9 @@ from spec_v2.admission import Prompt, RequestFactory
 from spec_v2.completion import Completion, completion_of
 from spec_v2.mem_cache.kv_cache_builder import build_kv_cache
 from spec_v2.model_executor.cuda_graph_runner import CudaGraphRunner
-from spec_v2.model_executor.fuse import fuse_layers
+from spec_v2.model_executor.fuse import speed_up
 from spec_v2.model_executor.graph_runner import capture_sizes
 from spec_v2.model_executor.model_runner import ModelRunner
-from spec_v2.model_executor.packing import speed_up_linears
 from spec_v2.models.draft_models import check_draft_model, load_draft_model
 from spec_v2.models.eagle3 import default_aux_layers
 from spec_v2.observability.progress import progress_bar
@@ -29,8 +27,6 @@ from spec_v2.spec_info import SpeculativeAlgorithm
 from spec_v2.speculative.forced_acceptance import say_if_forced
 from spec_v2.speculative_hook import resolve_speculative
 from spec_v2.streaming import Chunk, RequestStream
-
-_LOG = logging.getLogger("spec_v2")
 
 
 class Engine:
@@ -192,17 +188,10 @@ class Engine:
             return model.eval(), tokenizer, model.dtype  # type: ignore[return-value]
         dtype = getattr(torch, "bfloat16" if args.dtype == "auto" else args.dtype)
         loaded = load_model(args.model_path, dtype=dtype, device=self.device)
-        self._speed_up(loaded.model)
+        speed_up(loaded.model)
         if args.tokenizer_path is not None:
             tokenizer = load_tokenizer(args.tokenizer_path)
         return loaded.model, tokenizer or loaded.tokenizer, dtype
-
-    def _speed_up(self, model: Any, shared_with: Any = None) -> None:
-        """Only for models that nobody else uses."""
-        if self.device.type == "cpu":
-            speed_up_linears(model, shared_with)
-        else:
-            _LOG.debug("%s: %s", type(model).__name__, fuse_layers(model))
 
     def _context_length(self) -> int:
         longest = int(self.model.config.max_position_embeddings)
@@ -230,7 +219,7 @@ class Engine:
             return None
         if draft_model is None:
             draft_model = load_draft_model(self.server_args, self.model, self.tokenizer)
-            self._speed_up(draft_model, shared_with=self.model)
+            speed_up(draft_model, shared_with=self.model)
         check_draft_model(self.server_args, self.model, draft_model)
         positions = int(draft_model.config.max_position_embeddings)
         if positions < self.context_length:

@@ -270,3 +270,20 @@ def test_a_finished_requests_step_in_flight_is_dropped(algorithm, device):
                 assert done.spec.accept_lens == tuple(landed)
                 assert 1 + sum(landed[:-1]) < len(done.output_ids) <= 1 + sum(landed)
     assert found["overlap"] == found["sync"]
+
+
+def test_what_the_copy_stream_reads_lives_until_it_was_copied(open_engine, schedule, device):
+    """Memory that is let go of is the forward stream's again, whose next launch may write it before it was read."""
+    engine = open_engine(tiny.llama(device), schedule=schedule)
+    scheduler, alive = engine.scheduler, []
+    process = scheduler.processor.process
+
+    def watching(batch, result):
+        result.copy_done.synchronize()
+        alive.append(result.packed.get().integers.shape[0] >= len(batch.reqs))
+        return process(batch, result)
+
+    scheduler.processor.process = watching
+    engine.generate(tiny.random_prompt(1, 5), SamplingParams(max_new_tokens=6))
+    assert len(alive) >= 6
+    assert all(alive)

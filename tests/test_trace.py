@@ -88,7 +88,7 @@ def test_a_run_leaves_all_lanes_and_all_steps(engine):
     spans = engine.trace.spans()
     assert {s.lane for s in spans} == set(LANES)
     steps = range(engine.scheduler.num_steps_launched)
-    for name in ("launch", "process", "verdict", "publish", "draft_extend", "stash", "copy"):
+    for name in ("launch", "process", "verdict", "publish", "draft_extend", "stash", "pack", "copy"):
         wanted = steps if name != "verdict" else [0]
         assert [s.step for s in spans if s.name == name] == list(wanted), name
     names = {s.name for s in spans if s.lane == "forward"}

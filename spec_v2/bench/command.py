@@ -41,6 +41,8 @@ def bench(settings: BenchSettings, command_line: Sequence[str]) -> dict[str, Any
     with quiet_transformers():
         with ExitStack() as closing:
             engines = open_engines(settings, closing)
+            for ours in engines:
+                ours.engine.trace.separate_launches = True  # v, c and o are launches of their own
             contenders: list[Contender] = [*engines]
             if settings.against:
                 contenders += open_transformers(settings, engines)

@@ -33,7 +33,7 @@ def decode_steps(spans: Sequence[Span], num_needed: int) -> list[int]:
     requests began at different times, and all steps count.
     """
     on_device = [s for s in spans if s.lane == "forward"]
-    decodes = sorted({s.step for s in on_device if s.name == "verify"})
+    decodes = sorted({s.step for s in on_device if "verify" in s.name.split("+")})
     last_prefill = max((s.step for s in on_device if s.name == "prefill"), default=-1)
     return decodes[:num_needed] if not decodes or last_prefill < decodes[0] else decodes
 

@@ -15,7 +15,7 @@ import torch
 
 from spec_v2.bench.prediction import ModelCost, cost_of
 from spec_v2.bench.prompts import prompt_ids
-from spec_v2.model_executor.packing import speed_up_linears
+from spec_v2.model_executor.fuse import speed_up
 from spec_v2.models.eagle3 import Eagle3Head
 from spec_v2.models.gguf_cache import PACKAGED_MODELS
 from spec_v2.models.loader import load_model
@@ -95,7 +95,7 @@ class SuiteModel:
         if not self._head:
             head = random_head(self.model, self.plan.draft_vocab_size, self.plan.seed + 1)
             cost = cost_of(head, self.model.get_input_embeddings())
-            speed_up_linears(head, shared_with=self.model)
+            speed_up(head, shared_with=self.model)
             self._head.append((head, cost))
         return self._head[0]
 
@@ -139,7 +139,7 @@ def load_suite_model(plan: ModelPlan, device: torch.device) -> SuiteModel:
         missing = f"; {plan.packaged} is not installed" if plan.packaged else ""
         note = f"{plan.name}, random weights{missing}"
     cost = cost_of(model, model.get_input_embeddings())
-    speed_up_linears(model)
+    speed_up(model)
     return SuiteModel(plan=plan, model=model, tokenizer=tokenizer, cost=cost, note=note)
 
 

@@ -158,13 +158,13 @@ class Workshop:
         return for_transformers(random_target(model.plan, self.device))
 
     def _stand_in(self, model: SuiteModel) -> Any:
-        from spec_v2.model_executor.packing import speed_up_linears
+        from spec_v2.model_executor.fuse import speed_up
         from spec_v2.models.loader import load_model
 
         path = self._first_layers(model)
         if "stand-in" not in self._theirs:
             loaded = load_model(path, dtype=model.model.dtype, device=self.device).model
-            speed_up_linears(loaded)
+            speed_up(loaded)
             self._theirs["stand-in"] = loaded
         return self._theirs["stand-in"]
 

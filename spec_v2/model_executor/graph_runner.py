@@ -76,7 +76,7 @@ class GraphRunner(ABC):
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any]) -> Any:
         """The value of `fn(*args)`. A replay returns the recording's own outputs: the next replay overwrites them."""
-        name = _identity(fn)
+        name = (_identity(fn), *(_identity(arg[0]) for arg in args if isinstance(arg, tuple) and arg))
         recording = self._newest.get(name)
         if recording is None or not _same(recording.args, args):
             leaves: list[Any] = []

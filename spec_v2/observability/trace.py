@@ -48,19 +48,19 @@ class Trace:
             self._raw.append((lane, name, step, start, time.perf_counter_ns()))
 
     @contextmanager
-    def device_span(self, lane: str, name: str, step: int) -> Iterator[None]:
-        """A span on the current CUDA stream, timed by events that are read only by `spans()`."""
+    def device_span(self, lane: str, name: str, step: int, stream: torch.cuda.Stream) -> Iterator[None]:
+        """A span on a CUDA stream, timed by events that are read only by `spans()`."""
         if self._device_origin is None:
-            torch.cuda.current_stream().synchronize()
+            stream.synchronize()
             self._device_origin = torch.cuda.Event(enable_timing=True)
-            self._device_origin.record()
+            self._device_origin.record(stream)
             self._device_origin_ns = time.perf_counter_ns()
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
+        start.record(stream)
         try:
             yield
         finally:
-            end.record()
+            end.record(stream)
             self._raw.append((lane, name, step, start, end))
 
     def spans(self) -> list[Span]:

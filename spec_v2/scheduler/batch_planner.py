@@ -239,7 +239,7 @@ class BatchPlanner:
         """Pages to take beyond what a step needs, so that the row table is not written in every step; only of a pool
         that has far more."""
         pages = self.cache.pages.ceil_pages(TOKENS_AHEAD)
-        return pages if self.cache.pages.num_free >= 8 * pages * num_requests else 0
+        return pages if self.cache.pages.num_free >= 2 * pages * num_requests else 0
 
     def _own(self, req: Request, num_pages: int) -> None:
         missing = num_pages - len(req.pages)

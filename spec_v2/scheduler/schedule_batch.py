@@ -13,7 +13,15 @@ from spec_v2.sampling_params import SamplingParams
 from spec_v2.scheduler.sampling_batch_info import SamplingBatchInfo, host_tensor
 from spec_v2.scheduler.stop_strings import StopStrings
 from spec_v2.scheduler.streams import Event, Pending
-from spec_v2.types import DraftTree, ForwardMode, HostVerdict, NextDraft, PromptStaging, Verdict
+from spec_v2.types import (
+    DraftTree,
+    ForwardMode,
+    HostVerdict,
+    NextDraft,
+    PackedVerdict,
+    PromptStaging,
+    Verdict,
+)
 
 PROMISING_MATCH_LEN = 4
 GAIN_WEIGHT = 0.25  # from the first guess, two steps in vain stop a single request from drafting on a CPU
@@ -166,5 +174,7 @@ class GenerationBatchResult:
     tree: Pending[DraftTree] | None = None  # None for a prefill
     step: int = -1
     epochs: tuple[int, ...] = ()
+    # held until it is processed: the copy stream reads it, and the forward stream would get its memory again
+    packed: Pending[PackedVerdict] | None = None
     host: Pending[HostVerdict] | None = None
     copy_done: Event | None = None

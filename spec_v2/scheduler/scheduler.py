@@ -168,9 +168,9 @@ class Scheduler:
         return new_seq_lens
 
     def _copy_result_to_host(self, result: GenerationBatchResult) -> None:
-        packed = self.forward_stream.launch(pack_for_host, result.verdict, label="pack")
+        result.packed = self.forward_stream.launch(pack_for_host, result.verdict, label="pack")
         self.copy_stream.wait_event(self.forward_stream.record_event())
-        result.host = self.copy_stream.launch(copy_to_host, packed, label="copy")
+        result.host = self.copy_stream.launch(copy_to_host, result.packed, label="copy")
         result.copy_done = self.copy_stream.record_event()
 
     # -- requests ----------------------------------------------------------------------------------------

@@ -255,7 +255,7 @@ class CudaStream:
         try:
             if self.on_run is not None:
                 self.on_run(label, step.index)
-            span = self._trace.device_span(self.name, label, step.index)
+            span = self._trace.device_span(self.name, label, step.index, self._stream)
             with torch.cuda.stream(self._stream), torch.no_grad(), span:
                 pending.set(_call(fn, args, graphs))
         except Exception as error:  # noqa: BLE001 - kept for the host, which raises it again
