@@ -68,11 +68,11 @@ def env(session: nox.Session) -> None:
     stamp.write_text(wanted)
 
 
-def python(session: nox.Session, *args: str) -> None:
+def python(session: nox.Session, *args: str, env: dict[str, str] | None = None) -> None:
     """Run the shared environment's Python."""
     scripts = "Scripts" if os.name == "nt" else "bin"
     shared = session.cache_dir.parent / "env" / scripts / "python"
-    session.run(OWN_PYTHON or str(shared), *args, env=ENV, external=True)
+    session.run(OWN_PYTHON or str(shared), *args, env=ENV | (env or {}), external=True)
 
 
 # The decorator nearest to the function comes first in the session's name; ids= would take "backend=" out of the name.
@@ -83,6 +83,20 @@ def tests(session: nox.Session, schedule: str, backend: str) -> None:
     """Run the tests under one schedule on one backend; what follows -- goes to pytest."""
     cell = (f"--schedule={schedule}", f"--backend={backend}")
     python(session, "-m", "pytest", *TWO_AT_A_TIME, *cell, *session.posargs)
+
+
+@nox.session(venv_backend="none", requires=NEEDS, default=False)
+def kernels(session: nox.Session) -> None:
+    """Compare every Triton kernel with its reference, in Triton's interpreter; no GPU is needed or used."""
+    env = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    but = "--ignore=tests/kernels/test_compile.py"  # what the session `compile` does
+    python(session, "-m", "pytest", "tests/kernels", but, *session.posargs, env=env)
+
+
+@nox.session(venv_backend="none", requires=NEEDS, default=False)
+def compile(session: nox.Session) -> None:
+    """Compile every Triton kernel for Hopper (sm_90); no GPU is needed."""
+    python(session, "-m", "pytest", "tests/kernels/test_compile.py", *session.posargs)
 
 
 @nox.session(venv_backend="none", requires=NEEDS, tags=["lint"])

@@ -195,6 +195,7 @@ def unbroken(device):
 # where rows are written and read: methods of the map, and the references of the kernels that it calls
 HOMES = {
     "publish": (FutureMap, "publish"),
+    "publish_rows": (future_rows, "publish_rows_reference"),
     "stash": (FutureMap, "stash"),
     "stash_rows": (future_rows, "stash_rows_reference"),
     "gather_rows": (future_rows, "gather_rows_reference"),
@@ -236,7 +237,10 @@ class Breaker(ast.NodeTransformer):
 
 def broken_lines():
     cases = []
-    for kind, methods in (("drop", ("publish", "stash", "stash_rows")), ("gather", ("gather_rows",))):
+    for kind, methods in (
+        ("drop", ("publish", "publish_rows", "stash", "stash_rows")),
+        ("gather", ("gather_rows",)),
+    ):
         for method in methods:
             breaker = Breaker(kind)
             breaker.visit(source_of(method))

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from spec_v2.kernels.adjust_logits import TokenCounts
-from spec_v2.kernels.future_rows import gather_rows, stash_rows
+from spec_v2.kernels.future_rows import gather_rows, publish_rows, stash_rows
 from spec_v2.scheduler.schedule_batch import ScheduleBatch
 from spec_v2.scheduler.streams import Event, Stream
 from spec_v2.types import NextDraft, StepInputs, Verdict
@@ -67,7 +67,7 @@ class FutureMap:
     def publish(self, rows: Int[Tensor, " b"], verdict: Verdict) -> Int[Tensor, " b"]:
         """Make the new lengths known. Returns them, `[b]`, in tokens."""
         rows = rows.to(verdict.new_seq_lens.device, non_blocking=True)
-        self.new_seq_lens[rows] = torch.where(rows > 0, verdict.new_seq_lens, 0)
+        publish_rows(rows, verdict.new_seq_lens, self.new_seq_lens)
         return verdict.new_seq_lens
 
     def stash(self, rows: Int[Tensor, " b"], verdict: Verdict, next_draft: NextDraft) -> None:

@@ -49,7 +49,7 @@ def draft_extend(
         target_hidden=verdict.hidden_states.flatten(0, 1) if shifted else None,
     )
     hidden = out.hidden_states[read.newest] if shifted else out.hidden_states[:b, :0]
-    return first_level(draft, out.logits, hidden, shape, verdict.new_seq_lens + 1, sampling.to(start.device))
+    return first_level(draft, out.logits, hidden, shape, verdict.new_seq_lens, sampling.to(start.device))
 
 
 def prefill_draft(
@@ -95,7 +95,7 @@ def prefill_draft(
     )
     hidden = out.hidden_states[last] if shifted else out.hidden_states[last, :0]
     return first_level(
-        draft, out.logits, hidden, shape, target_output.verdict.new_seq_lens + 1, sampling.to(device)
+        draft, out.logits, hidden, shape, target_output.verdict.new_seq_lens, sampling.to(device)
     )
 
 

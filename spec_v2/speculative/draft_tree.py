@@ -84,9 +84,8 @@ def grow_tree(
             forward_batch,
             target_hidden=frontier.hidden_states.flatten(0, 1) if shifted else None,
         )
-        # a draft of the token two behind this node: the node's own child
-        child_positions = (inputs.seq_lens + step + 2).repeat_interleave(k)
-        child_p, child_tokens, probs = choose(draft, out.logits, k, shape, child_positions, sampling)
+        # the draft of a node at `seq_lens + step + 1` is the node's own child
+        child_p, child_tokens, probs = choose(draft, out.logits, shape, inputs.seq_lens, step + 2, sampling)
         all_probs.append(probs)
         hidden = out.hidden_states if shifted else out.hidden_states[:, :0]
         frontier = expand_frontier(frontier, candidates, step + 1, child_p, child_tokens, hidden)
@@ -104,16 +103,19 @@ def grow_tree(
 def choose(
     draft: ModelRunner,
     logits: Float[Tensor, "r v"],
-    topk: int,
     shape: TreeShape,
-    positions: Int[Tensor, " r"],
+    seq_lens: Int[Tensor, " b"],
+    ahead: int,
     sampling: SamplingInputs,
 ) -> tuple[Float[Tensor, "r k"], Int[Tensor, "r k"], Float[Tensor, "r dv"]]:
-    """Children of each node: probabilities, target ids, and for rejection sampling the whole distribution."""
-    if shape.rejection_sampling:
-        ids, probs = propose(logits, positions, sampling)
+    """Children of each node: probabilities, target ids, and for rejection sampling the whole distribution.
+
+    The children are at `seq_lens + ahead`.
+    """
+    if shape.rejection_sampling:  # of chains: one node to a request
+        ids, probs = propose(logits, seq_lens + ahead, sampling)
         return probs.gather(1, ids), ids, probs
-    top_p, ids = top_k_probs(logits, topk, draft.target_ids)
+    top_p, ids = top_k_probs(logits, shape.topk, draft.target_ids)
     return top_p, ids, logits.new_empty(len(logits), 0, dtype=torch.float32)
 
 
@@ -122,11 +124,11 @@ def first_level(
     logits: Float[Tensor, "b v"],
     hidden_states: Float[Tensor, "b h"],
     shape: TreeShape,
-    positions: Int[Tensor, " b"],
+    seq_lens: Int[Tensor, " b"],
     sampling: SamplingInputs,
 ) -> NextDraft:
-    """The first level of the next tree, from the draft's output at the newest token. `positions`: of its tokens."""
-    topk_p, topk_index, probs = choose(draft, logits, shape.topk, shape, positions, sampling)
+    """The first level of the next tree, from the draft's output at the newest token, whose position is `seq_lens`."""
+    topk_p, topk_index, probs = choose(draft, logits, shape, seq_lens, 1, sampling)
     return NextDraft(topk_p=topk_p, topk_index=topk_index, hidden_states=hidden_states, draft_probs=probs)
 
 

@@ -4,12 +4,13 @@ Chains only. Three independent coins per place: drawing a draft, accepting it, a
 never share one.
 """
 
-import torch
+from dataclasses import replace
+
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from spec_v2.kernels.accept_chain import accept_chain
-from spec_v2.kernels.sample_nodes import SamplingInputs, inverse_cdf, node_probs, position_coins
+from spec_v2.kernels.sample_nodes import SamplingInputs, inverse_cdf, node_distributions, position_coins
 from spec_v2.types import DraftTree
 
 DRAFT_SALT = 0x44524146
@@ -22,11 +23,8 @@ def propose(
 ) -> tuple[Int[Tensor, "b 1"], Float[Tensor, "b v"]]:
     """Draw a draft token for `positions`, and the distribution it was drawn from. Greedy rows: a point mass."""
     wide = logits.float().nan_to_num(0.0)
-    temperatures = sampling.temperatures[:, None]
-    probs = (wide / torch.where(temperatures > 0, temperatures, 1.0)).softmax(-1)
-    best = wide.argmax(-1, keepdim=True)
-    probs = torch.where(temperatures > 0, probs, torch.zeros_like(probs).scatter(-1, best, 1.0))
-    coins = position_coins(sampling.seeds ^ DRAFT_SALT, positions)
+    probs = node_distributions(wide[:, None], replace(sampling, any_filter=False))[:, 0]
+    coins = position_coins(sampling.seeds, positions, DRAFT_SALT)
     return inverse_cdf(probs, coins)[:, None], probs
 
 
@@ -35,17 +33,16 @@ def accept_by_rejection(
 ) -> tuple[Int[Tensor, "b w"], Int[Tensor, "b w"], Int[Tensor, " b"]]:
     """`accept_index`, `predict`, `accept_lens` of a chain. `positions`: of the token that each node chooses."""
     b, n = positions.shape
-    probs = node_probs(logits, sampling)
-    greedy = torch.zeros_like(probs).scatter(-1, logits.argmax(-1, keepdim=True), 1.0)
-    probs = torch.where(sampling.temperatures[:, None, None] > 0, probs / probs.sum(-1, keepdim=True), greedy)
-    seeds = sampling.seeds[:, None].expand(b, n)
-    bonus_coins = position_coins(seeds ^ BONUS_SALT, positions)
-    accept_coins = position_coins(seeds ^ ACCEPT_SALT, positions)[:, : n - 1]
+    probs = node_distributions(logits, sampling)
+    accept_coins = position_coins(
+        sampling.seeds[:, None].expand(b, n - 1), positions[:, : n - 1], ACCEPT_SALT
+    )
     # one coin is enough for the bonus wherever the chain breaks: the next step begins at another place
+    bonus_coins = position_coins(sampling.seeds, positions[:, 0], BONUS_SALT)
     return accept_chain(
         drafted=tree.tokens[:, 1:],
         draft_probs=tree.draft_probs.to(probs.dtype),
         target_probs=probs,
         accept_coins=accept_coins,
-        bonus_coins=bonus_coins[:, 0],
+        bonus_coins=bonus_coins,
     )

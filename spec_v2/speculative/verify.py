@@ -55,22 +55,21 @@ def verify(
     )
     out = target.forward(tree.tokens.flatten(), places.positions.flatten(), forward_batch)
     logits = out.logits.view(b, n, -1)
-    next_positions = places.positions + 1  # of the tokens that the nodes' logits choose
     adjusted = adjust_logits(
         logits,
         rows=inputs.rows,
         tokens=tree.tokens,
         visible=places.visible,
-        positions=next_positions,
+        positions=places.next_positions,
         inputs=info.logits,
         counts=counts,
     )
     if shape.rejection_sampling:
         accept_index, predict, accept_lens = accept_by_rejection(
-            adjusted, next_positions, tree, info.sampling
+            adjusted, places.next_positions, tree, info.sampling
         )
     else:
-        target_tokens = sample_nodes(adjusted, next_positions, info.sampling)
+        target_tokens = sample_nodes(adjusted, places.next_positions, info.sampling)
         accept_index, predict, accept_lens = verify_tree(
             tokens=tree.tokens,
             parents=tree.parents,

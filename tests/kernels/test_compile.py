@@ -13,20 +13,20 @@ ROOT = Path(__file__).parents[2]
 
 
 def kernels_in_tree():
-    """Dotted names of the Triton functions that are launched: those that get a grid, `kernel[grid](...)`."""
-    found = set()
+    """Dotted names of the Triton functions that are launched somewhere: those that get a grid, `kernel[grid](...)`."""
+    jitted, given_a_grid = {}, set()
     for path in (ROOT / "spec_v2/kernels").rglob("*.py"):
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        jitted = {
-            node.name
-            for node in tree.body
-            if isinstance(node, ast.FunctionDef)
-            and any(ast.unparse(d).startswith("triton.jit") for d in node.decorator_list)
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef) and any(
+                "triton.jit" in ast.unparse(d) for d in node.decorator_list
+            ):
+                jitted[f"{module}.{node.name}"] = node.name
+        given_a_grid |= {
+            ast.unparse(node.value) for node in ast.walk(tree) if isinstance(node, ast.Subscript)
         }
-        given_a_grid = {ast.unparse(node.value) for node in ast.walk(tree) if isinstance(node, ast.Subscript)}
-        found |= {f"{module}.{name}" for name in jitted & given_a_grid}
-    return found
+    return {dotted for dotted, name in jitted.items() if name in given_a_grid}
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,16 @@
 import pytest
 import torch
 
-from spec_v2.kernels.future_rows.reference import gather_rows_reference, stash_rows_reference
-from spec_v2.kernels.future_rows.triton_kernel import gather_rows_triton, stash_rows_triton
+from spec_v2.kernels.future_rows.reference import (
+    gather_rows_reference,
+    publish_rows_reference,
+    stash_rows_reference,
+)
+from spec_v2.kernels.future_rows.triton_kernel import (
+    gather_rows_triton,
+    publish_rows_triton,
+    stash_rows_triton,
+)
 from spec_v2.kernels.move_kv.reference import SlotBuffers, move_accepted_kv_reference
 from spec_v2.kernels.move_kv.triton_kernel import move_accepted_kv_triton
 from spec_v2.kernels.row_slots.reference import (
@@ -28,13 +36,19 @@ from tests.kernels.support import DEVICE, assert_same, seeded, spread
 def launches():
     """What compiles for sm_90: the shapes of a Llama-3.1-8B decode step."""
     ids, table = torch.zeros(4, dtype=torch.long), torch.zeros(5, 128, dtype=torch.int32)
-    path = torch.zeros(4, 4, dtype=torch.long)
+    path, rows = torch.zeros(4, 4, dtype=torch.long), torch.zeros(9, dtype=torch.long)
     key = torch.zeros(4, 8, 128, dtype=torch.bfloat16)
     pool = SlotBuffers.of(tuple(torch.zeros(9, 8, 128, dtype=torch.bfloat16) for _ in range(4)))
-    drafts = make_drafts(seeded(), 9, 4, 256, 300, torch.bfloat16)
-    batch = make_drafts(seeded(), 4, 4, 256, 300, torch.bfloat16)
+    drafts, batch = (
+        NextDraft(
+            topk_p=torch.zeros(n, 4),
+            topk_index=torch.zeros(n, 4, dtype=torch.long),
+            hidden_states=torch.zeros(n, 4096, dtype=torch.bfloat16),
+            draft_probs=torch.zeros(n, 0),
+        )
+        for n in (9, 4)
+    )
     history = torch.zeros(9, 20, dtype=torch.long)
-    nine = torch.zeros(9, dtype=torch.long)
     return {
         "row table": lambda: (write_slots_triton(table, ids, ids, ids), slots_at_triton(table, ids, path)),
         "window": lambda: (
@@ -43,8 +57,9 @@ def launches():
         ),
         "write": lambda: write_kv_triton(*pool.tensors[:2], ids, key, key),
         "move": lambda: move_accepted_kv_triton(pool, path, path),
-        "gather": lambda: gather_rows_triton(ids, nine, nine, drafts),
-        "stash": lambda: stash_rows_triton(ids, path, ids, ids, batch, nine, drafts, history),
+        "gather": lambda: gather_rows_triton(ids, rows, rows, drafts),
+        "publish": lambda: publish_rows_triton(ids, ids, rows),
+        "stash": lambda: stash_rows_triton(ids, path, ids, ids, batch, rows, drafts, history),
     }
 
 
@@ -195,6 +210,19 @@ def test_rows_are_gathered(k, h, dv, dtype):
     assert_same(got[:2], want[:2])
     for name in NAMES:
         assert_same(getattr(got[2], name), getattr(want[2], name))
+
+
+@pytest.mark.parametrize("b", [0, 3, 150])
+def test_lengths_are_published(b):
+    """Padding rows may be many, and keep length 0."""
+    want = torch.arange(200) * 2**33
+    rows = torch.randperm(199, generator=seeded())[:b] + 1
+    rows[1::3] = 0
+    lens = torch.arange(b) + 2**40
+    got = want.to(DEVICE, copy=True)
+    publish_rows_triton(spread(rows), spread(lens), got)
+    publish_rows_reference(rows, lens, want)
+    assert_same(got, want)
 
 
 @pytest.mark.parametrize("width", [0, 9, 60])

@@ -4,22 +4,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spec_v2.kernels.sample_nodes import inverse_cdf
+from spec_v2.kernels.sample_nodes.reference import inverse_cdf_reference
 
 
 def accept_chain_reference(
-    *,
     drafted: Int[Tensor, "b d"],
     draft_probs: Float[Tensor, "b d v"],
     target_probs: Float[Tensor, "b d+1 v"],
     accept_coins: Float[Tensor, "b d"],
     bonus_coins: Float[Tensor, " b"],
 ) -> tuple[Int[Tensor, "b d+1"], Int[Tensor, "b d+1"], Int[Tensor, " b"]]:
-    """(`accept_index`, `predict`, `accept_lens`), packed to the front, -1 past `accept_lens`.
-
-    `drafted[i, j]` was drawn from `draft_probs[i, j]`; it is accepted with probability min(1, target / draft).
-    Randomness comes in as coins in [0, 1), so the result is a function. Rows of both probabilities sum to 1.
-    """
+    """All requests at once; `cumprod` ends a chain at its first rejection."""
     d = drafted.shape[1]
     proposed = draft_probs.gather(2, drafted[:, :, None])[:, :, 0]
     wanted = target_probs[:, :d].gather(2, drafted[:, :, None])[:, :, 0]
@@ -33,7 +28,7 @@ def accept_chain_reference(
     residual = (target_here - padded.gather(1, here)[:, 0]).clamp(min=0)
     # a rejection with an empty residual is rounding: both distributions are the same
     residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, target_here)
-    bonus = inverse_cdf(residual, bonus_coins.to(residual.dtype))
+    bonus = inverse_cdf_reference(residual, bonus_coins.to(residual.dtype))
 
     places = torch.arange(d + 1, device=drafted.device)
     count = num_correct_drafts[:, None]

@@ -8,10 +8,25 @@ from jaxtyping import Int
 from torch import Tensor
 
 from spec_v2.kernels import dispatch
-from spec_v2.kernels.future_rows.reference import gather_rows_reference, stash_rows_reference
+from spec_v2.kernels.future_rows.reference import (
+    gather_rows_reference,
+    publish_rows_reference,
+    stash_rows_reference,
+)
 from spec_v2.types import NextDraft
 
-__all__ = ["gather_rows", "stash_rows"]
+__all__ = ["gather_rows", "publish_rows", "stash_rows"]
+
+
+def publish_rows(
+    rows: Int[Tensor, " b"], seq_lens: Int[Tensor, " b"], new_seq_lens: Int[Tensor, " rows"]
+) -> None:
+    """Write lengths into their rows of the column `new_seq_lens`. Row 0, which fills batches up, keeps length 0."""
+    if dispatch.runs_triton(new_seq_lens):
+        from spec_v2.kernels.future_rows.triton_kernel import publish_rows_triton
+
+        return publish_rows_triton(rows, seq_lens, new_seq_lens)
+    return publish_rows_reference(rows, seq_lens, new_seq_lens)
 
 
 def gather_rows(

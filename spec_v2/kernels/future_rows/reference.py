@@ -7,6 +7,13 @@ from torch import Tensor
 from spec_v2.types import NextDraft
 
 
+def publish_rows_reference(
+    rows: Int[Tensor, " b"], seq_lens: Int[Tensor, " b"], new_seq_lens: Int[Tensor, " rows"]
+) -> None:
+    """One scatter."""
+    new_seq_lens[rows] = torch.where(rows > 0, seq_lens, 0)
+
+
 def gather_rows_reference(
     rows: Int[Tensor, " b"],
     new_seq_lens: Int[Tensor, " rows"],

@@ -15,6 +15,25 @@ TILE = 1024
 
 @triton.jit
 @no_type_check
+def _publish_rows(
+    rows_ptr,  # [b]
+    seq_lens_ptr,  # [b]
+    new_seq_lens_ptr,  # [rows], out
+    num_rows,
+    B,
+    TILE: tl.constexpr,
+    CHECK: tl.constexpr,
+):
+    i = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    row = tl.load(rows_ptr + i, mask=i < B, other=0)
+    if CHECK:
+        tl.device_assert((row >= 0) & (row < num_rows), "rows: not a row of the table")
+    length = tl.load(seq_lens_ptr + i, mask=i < B, other=0)
+    tl.store(new_seq_lens_ptr + row, tl.where(row > 0, length, 0), mask=i < B)
+
+
+@triton.jit
+@no_type_check
 def _copy_row(source_ptr, target_ptr, source_row, target_row, source_stride, target_stride, column, width):
     """Columns `column` of one row; both tables have unit strides along a row."""
     x = tl.load(source_ptr + source_row * source_stride + column, mask=column < width)
@@ -104,6 +123,16 @@ def _move_rows(
                 writes = (w < W) & ((position < last) | (w == W - 1))
                 place = tl.minimum(position, last)
                 tl.store(history_ptr + row * history_stride + place, token, mask=writes)
+
+
+def publish_rows_triton(rows: Tensor, seq_lens: Tensor, new_seq_lens: Tensor) -> None:
+    """Row numbers of any integer type."""
+    b, tile = len(rows), 128
+    if b:
+        _publish_rows[(ceil_div(b, tile),)](
+            rows.contiguous(), seq_lens.contiguous(), new_seq_lens, len(new_seq_lens), b,
+            TILE=tile, CHECK=debug_kernels(), debug=debug_kernels(),
+        )  # fmt: skip
 
 
 def gather_rows_triton(

@@ -4,7 +4,7 @@ The coin belongs to the place, not to the step, so a seed gives the same tokens 
 
 Bytes moved: greedy and unfiltered sampling read the `b * n * v` logits once. Filters read them again for each 4 bits of
 their dtype, twice: for top-k, then for top-p (8 readings of bf16, mostly from cache), and once more to weigh what is kept.
-No row is sorted and no probabilities are written.
+No row is sorted, and only `node_distributions` writes probabilities.
 """
 
 from jaxtyping import Float, Int
@@ -14,13 +14,20 @@ from spec_v2.kernels import dispatch
 from spec_v2.kernels.sample_nodes.reference import (
     SamplingInputs,
     inverse_cdf_reference,
-    node_probs,
-    position_coins,
+    node_distributions_reference,
+    position_coins_reference,
     processed_probs,
     sample_nodes_reference,
 )
 
-__all__ = ["SamplingInputs", "inverse_cdf", "node_probs", "position_coins", "processed_probs", "sample_nodes"]
+__all__ = [
+    "SamplingInputs",
+    "inverse_cdf",
+    "node_distributions",
+    "position_coins",
+    "processed_probs",
+    "sample_nodes",
+]
 
 
 def sample_nodes(
@@ -47,3 +54,26 @@ def inverse_cdf(weights: Float[Tensor, "r v"], coins: Float[Tensor, " r"]) -> In
 
         return sample_probs_triton(weights, coins, None)
     return inverse_cdf_reference(weights, coins)
+
+
+def node_distributions(logits: Float[Tensor, "b n v"], sampling: SamplingInputs) -> Float[Tensor, "b n v"]:
+    """What each node's token is drawn from, fp32 (fp64 for fp64 logits); rows sum to 1. Greedy: the arg-max alone."""
+    if dispatch.runs_triton(logits):
+        from spec_v2.kernels.sample_nodes.probs_kernel import node_distributions_triton
+
+        return node_distributions_triton(logits, sampling)
+    return node_distributions_reference(logits, sampling)
+
+
+def position_coins(
+    seeds: Int[Tensor, "*shape"], positions: Int[Tensor, "*shape"], salt: int = 0
+) -> Float[Tensor, "*shape"]:
+    """A coin in [0, 1) for each (seed, position): 24 bits of a 32-bit avalanche hash, exact in fp32.
+
+    Coins for different purposes have different salts. At most two axes.
+    """
+    if dispatch.runs_triton(positions):
+        from spec_v2.kernels.sample_nodes.probs_kernel import position_coins_triton
+
+        return position_coins_triton(seeds, positions, salt)
+    return position_coins_reference(seeds, positions, salt)

@@ -10,7 +10,7 @@ A number is its order key: an integer of 16, 32 or 64 bits, as many as the dtype
 """
 
 from dataclasses import dataclass
-from typing import no_type_check
+from typing import Any, no_type_check
 
 import torch
 import triton
@@ -314,7 +314,7 @@ def filter_blocks(
     block_max: Tensor,
     block_sum: Tensor,
     shape: tuple[int, ...],
-    flags: dict[str, object],
+    flags: dict[str, Any],
 ) -> Kept:
     """`filters`: top-k, top-p and min-p of each request. `shape`, `flags`: what all kernels of a sample share."""
     r, num_blocks = block_max.shape
@@ -343,7 +343,7 @@ def filter_blocks(
         for step in range(key_bits // 4):
             _report_digits[(r, num_blocks)](
                 values, temperatures, row_max, limit, base, *above, *reports, *shape, step,
-                BLOCKS=blocks, PART=min(PART, block), KEY_BITS=key_bits, BY_COUNT=by_count, **flags, num_warps=8,
+                BLOCKS=blocks, PART=min(PART, block), KEY_BITS=key_bits, BY_COUNT=by_count, **flags,
             )  # fmt: skip
 
     settle(0)
@@ -352,6 +352,6 @@ def filter_blocks(
     search(by_count=False)
     settle(2)
     _weigh_kept[(r, num_blocks)](
-        values, temperatures, row_max, key, min_weight, block_sums, block_ties, *shape, **flags, num_warps=8
+        values, temperatures, row_max, key, min_weight, block_sums, block_ties, *shape, **flags
     )
     return Kept(row_max, key, ties, tie_weight, min_weight, block_sums, block_ties)

@@ -44,7 +44,7 @@ def sample_nodes_reference(
         return greedy
     b, n = positions.shape
     probs = node_probs(logits, sampling).flatten(0, 1)
-    coins = position_coins(sampling.seeds[:, None].expand(b, n), positions)
+    coins = position_coins_reference(sampling.seeds[:, None].expand(b, n), positions)
     sampled = inverse_cdf_reference(probs, coins.flatten().to(probs.dtype)).view(b, n)
     return torch.where(sampling.temperatures[:, None] > 0, sampled, greedy)
 
@@ -60,6 +60,16 @@ def node_probs(logits: Float[Tensor, "b n v"], sampling: SamplingInputs) -> Floa
         sampling.min_ps.repeat_interleave(n),
         any_filter=sampling.any_filter,
     ).view_as(logits)
+
+
+def node_distributions_reference(
+    logits: Float[Tensor, "b n v"], sampling: SamplingInputs
+) -> Float[Tensor, "b n v"]:
+    """`node_probs`, made to sum to 1; the arg-max alone for greedy requests."""
+    probs = node_probs(logits, sampling)
+    greedy = torch.zeros_like(probs).scatter(-1, logits.argmax(-1, keepdim=True), 1.0)
+    is_sampled = sampling.temperatures[:, None, None] > 0
+    return torch.where(is_sampled, probs / probs.sum(-1, keepdim=True), greedy)
 
 
 def processed_probs(
@@ -111,11 +121,11 @@ def inverse_cdf_reference(weights: Float[Tensor, "r v"], coins: Float[Tensor, " 
 MASK32 = 0xFFFFFFFF
 
 
-def position_coins(seeds: Int[Tensor, "*shape"], positions: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """A coin in [0, 1) for each (seed, position): 24 bits of a 32-bit avalanche hash, exact in fp32.
-
-    The mixing rounds are the finaliser of MurmurHash3 (Appleby, public domain), in int64 arithmetic.
-    """
+def position_coins_reference(
+    seeds: Int[Tensor, "*shape"], positions: Int[Tensor, "*shape"], salt: int = 0
+) -> Float[Tensor, "*shape"]:
+    """The mixing rounds are the finaliser of MurmurHash3 (Appleby, public domain), in int64 arithmetic."""
+    seeds = seeds ^ salt
     state = _mix((seeds & MASK32) ^ 0x9E3779B9)
     state = _mix(state ^ ((seeds >> 32) & MASK32))
     state = _mix((state + positions * 0x85EBCA77) & MASK32)

@@ -5,7 +5,8 @@ sum exceeds the coin and looks only there (`_choose`). Blocks have the same size
 does not depend on its neighbours. With filters the blocks first agree on what is kept: `filter_kernel.py`.
 """
 
-from typing import no_type_check
+from dataclasses import dataclass
+from typing import Any, no_type_check
 
 import torch
 import triton
@@ -13,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from spec_v2.kernels.dispatch import ceil_div, next_power_of_2, refuse_beyond
-from spec_v2.kernels.sample_nodes.filter_kernel import filter_blocks, weigh
+from spec_v2.kernels.sample_nodes.filter_kernel import LEAST, filter_blocks, weigh
 from spec_v2.kernels.sample_nodes.reference import SamplingInputs
 from spec_v2.kernels.top_k.triton_kernel import order_key, top_k_triton
 
@@ -114,12 +115,66 @@ def _weigh_blocks(
 
 @triton.jit
 @no_type_check
+def row_sums(
+    block_max_ptr, block_sum_ptr, block_ties_ptr, kept_ties_ptr, tie_weight_ptr, row, temperature, b, num_blocks,
+    LOGITS: tl.constexpr, FILTER: tl.constexpr, WIDE: tl.constexpr
+):  # fmt: skip
+    """(weights of a row's blocks, the row's largest number, and how many kept ties lie before each block)"""
+    at = row * num_blocks + b
+    is_block = b < num_blocks
+    block_max = tl.load(block_max_ptr + at, mask=is_block, other=-float("inf"))
+    sums = tl.load(block_sum_ptr + at, mask=is_block, other=0.0)
+    row_max = tl.max(block_max, 0)
+    if FILTER:
+        ties = tl.load(block_ties_ptr + at, mask=is_block, other=0)
+        ties_before = tl.cumsum(ties, 0) - ties
+        kept_here = tl.minimum(tl.maximum(tl.load(kept_ties_ptr + row) - ties_before, 0.0), ties.to(WIDE))
+        tie_weight = tl.load(tie_weight_ptr + row)
+        sums += tl.where(tie_weight > 0, kept_here * tie_weight, 0.0)
+    else:
+        ties_before = tl.zeros_like(b)
+        if LOGITS:
+            sums = tl.where(sums > 0, sums * weigh(block_max, row_max, temperature, LOGITS), sums)
+    return sums, row_max, ties_before
+
+
+@triton.jit
+@no_type_check
+def kept_weights(
+    x, ids, row_max, temperature, kept_key_ptr, kept_ties_ptr, min_weight_ptr, row, ties_before, V,
+    LOGITS: tl.constexpr, FILTER: tl.constexpr, WIDE: tl.constexpr
+):  # fmt: skip
+    """Weights of a block's numbers, 0 for what is left out. `ties_before`: in the blocks before this one."""
+    weights = tl.where(ids < V, weigh(x.to(WIDE), row_max, temperature, LOGITS), 0.0)
+    if FILTER:
+        key = order_key(x)
+        kept_key = tl.load(kept_key_ptr + row)
+        is_tie = (key == kept_key) & (ids < V)
+        rank = ties_before + tl.cumsum(is_tie.to(tl.int32), 0)
+        keep = (key > kept_key) | (is_tie & (rank.to(WIDE) <= tl.load(kept_ties_ptr + row)))
+        weights = tl.where(keep & (weights >= tl.load(min_weight_ptr + row)), weights, 0.0)
+    return weights
+
+
+@triton.jit
+@no_type_check
+def greedy_id(block_key_ptr, block_id_ptr, row, b, num_blocks):
+    """The lowest id of a row's largest number."""
+    at = row * num_blocks + b
+    best = tl.load(block_key_ptr + at, mask=b < num_blocks, other=LEAST)
+    ids = tl.load(block_id_ptr + at, mask=b < num_blocks, other=LARGEST_ID)
+    return tl.min(tl.where(best == tl.max(best, 0), ids, LARGEST_ID), 0)
+
+
+@triton.jit
+@no_type_check
 def _choose(
-    values_ptr,  # [r, v], any strides
     temperatures_ptr,  # [b], read with LOGITS
     seeds_ptr,  # [b], read with LOGITS
     positions_ptr,  # [r], read with LOGITS
     coins_ptr,  # [r], read unless LOGITS
+    ids_ptr,  # [r], out
+    values_ptr,  # [r, v], any strides
     block_key_ptr,  # [r, blocks], read with LOGITS
     block_id_ptr,  # [r, blocks], read with LOGITS
     block_max_ptr,  # [r, blocks]
@@ -129,7 +184,6 @@ def _choose(
     kept_ties_ptr,  # [r]
     tie_weight_ptr,  # [r]
     min_weight_ptr,  # [r]
-    ids_ptr,  # [r], out
     stride_r,
     stride_v,
     rows_per_request,
@@ -143,49 +197,39 @@ def _choose(
 ):
     row = tl.program_id(0).to(tl.int64)
     b = tl.arange(0, BLOCKS)
-    is_block = b < num_blocks
-    at = row * num_blocks + b
-    block_max = tl.load(block_max_ptr + at, mask=is_block, other=-float("inf"))
-    sums = tl.load(block_sum_ptr + at, mask=is_block, other=0.0)
-    row_max = tl.max(block_max, 0)
     temperature = 1.0
     if LOGITS:
         request = row // rows_per_request
         temperature = tl.load(temperatures_ptr + request).to(WIDE)
         coin = position_coin(tl.load(seeds_ptr + request), tl.load(positions_ptr + row))
-        if not FILTER:
-            sums = tl.where(sums > 0, sums * weigh(block_max, row_max, temperature, LOGITS), sums)
     else:
         coin = tl.load(coins_ptr + row)
-    if FILTER:
-        kept_key = tl.load(kept_key_ptr + row)
-        kept_ties = tl.load(kept_ties_ptr + row)
-        ties = tl.load(block_ties_ptr + at, mask=is_block, other=0)
-        ties_before = tl.cumsum(ties, 0) - ties
-        kept_here = tl.minimum(tl.maximum(kept_ties - ties_before, 0.0), ties.to(WIDE))
-        tie_weight = tl.load(tie_weight_ptr + row)
-        sums += tl.where(tie_weight > 0, kept_here * tie_weight, 0.0)
-
+    sums, row_max, ties_before = row_sums(
+        block_max_ptr, block_sum_ptr, block_ties_ptr, kept_ties_ptr, tie_weight_ptr, row, temperature, b,
+        num_blocks, LOGITS, FILTER, WIDE,
+    )  # fmt: skip
     threshold = threshold_of(coin.to(WIDE), tl.sum(sums, 0))
     block, before = block_of(sums, b, threshold, num_blocks)
     ids = block * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(values_ptr + row * stride_r + ids.to(tl.int64) * stride_v, mask=ids < V, other=-float("inf"))
-    weights = tl.where(ids < V, weigh(x.to(WIDE), row_max, temperature, LOGITS), 0.0)
-    if FILTER:
-        key = order_key(x)
-        is_tie = (key == kept_key) & (ids < V)
-        earlier = tl.sum(tl.where(b < block, ties, 0), 0)
-        rank = earlier + tl.cumsum(is_tie.to(tl.int32), 0)
-        keep = (key > kept_key) | (is_tie & (rank.to(WIDE) <= kept_ties))
-        weights = tl.where(keep & (weights >= tl.load(min_weight_ptr + row)), weights, 0.0)
+    x = tl.load(values_ptr + row * stride_r + ids.to(tl.int64) * stride_v, mask=ids < V, other=0.0)
+    earlier = tl.sum(tl.where(b == block, ties_before, 0), 0)
+    weights = kept_weights(
+        x, ids, row_max, temperature, kept_key_ptr, kept_ties_ptr, min_weight_ptr, row, earlier, V,
+        LOGITS, FILTER, WIDE,
+    )  # fmt: skip
     chosen = id_in_block(weights, ids, before, threshold, V)
     if LOGITS:
-        lowest: tl.constexpr = -0x8000000000000000 if tl.float64 == WIDE else -0x80000000
-        best_key = tl.load(block_key_ptr + at, mask=is_block, other=lowest)
-        best = tl.load(block_id_ptr + at, mask=is_block, other=LARGEST_ID)
-        greedy = tl.min(tl.where(best_key == tl.max(best_key, 0), best, LARGEST_ID), 0)
+        greedy = greedy_id(block_key_ptr, block_id_ptr, row, b, num_blocks)
         chosen = tl.where(temperature > 0, chosen, greedy)
     tl.store(ids_ptr + row, chosen.to(tl.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """Rows whose blocks are weighed, as the arguments of a kernel that goes on from there."""
+
+    arguments: tuple[Any, ...]
+    flags: dict[str, Any]
 
 
 def sample_nodes_triton(
@@ -196,54 +240,55 @@ def sample_nodes_triton(
     rows = logits.flatten(0, 1)
     if sampling.all_greedy:
         return top_k_triton(rows, 1, block=block)[1].view(b, n)
-    coins = (sampling.temperatures, sampling.seeds, positions.contiguous())
-    filters = (sampling.top_ks, sampling.top_ps, sampling.min_ps) if sampling.any_filter else None
-    return _sample(rows, n, coins, filters, block).view(b, n)
+    ids = torch.empty(b, n, dtype=torch.long, device=logits.device)
+    if b:
+        filters = (sampling.top_ks, sampling.top_ps, sampling.min_ps) if sampling.any_filter else None
+        weighed = weigh_rows(rows, n, sampling.temperatures, filters, block)
+        coins = (sampling.temperatures, sampling.seeds, positions.contiguous(), ids)
+        _choose[(b * n,)](*coins, ids, *weighed.arguments, **weighed.flags)
+    return ids
 
 
 def sample_probs_triton(
     weights: Tensor, coins: Tensor, filters: tuple[Tensor, Tensor, Tensor] | None, block: int = BLOCK
 ) -> Tensor:
     """Any float dtype, any strides. `filters`: top-k, top-p and min-p of each row."""
-    return _sample(weights, 1, coins.contiguous(), filters, block)
+    r = len(weights)
+    ids = torch.empty(r, dtype=torch.long, device=weights.device)
+    if r:
+        weighed = weigh_rows(weights, 1, None, filters, block)
+        _choose[(r,)](ids, ids, ids, coins.contiguous(), ids, *weighed.arguments, **weighed.flags)
+    return ids
 
 
-def _sample(
+def weigh_rows(
     values: Tensor,
     rows_per_request: int,
-    coins: Tensor | tuple[Tensor, Tensor, Tensor],
+    temperatures: Tensor | None,
     filters: tuple[Tensor, Tensor, Tensor] | None,
     block: int,
-) -> Tensor:
-    """`coins`: given, for values that are weights; or temperatures, seeds and positions, for values that are logits."""
+) -> Weighed:
+    """One launch, and those of the filters. With `temperatures` the values are logits, else weights."""
     r, v = values.shape
     refuse_beyond(MOST_TOKENS, vocabulary=v)
-    device = values.device
-    ids = torch.empty(r, dtype=torch.long, device=device)
-    if r == 0:
-        return ids
-    is_double = values.dtype == torch.float64
+    device, is_double = values.device, values.dtype == torch.float64
     num_blocks = ceil_div(v, block)
     keys = torch.empty(r, num_blocks, dtype=torch.int64 if is_double else torch.int32, device=device)
-    best = torch.empty(r, num_blocks, dtype=torch.int32, device=device)
+    ids = torch.empty(r, num_blocks, dtype=torch.int32, device=device)
     wide = torch.float64 if is_double else torch.float32
     block_max, block_sum = torch.empty(2, r, num_blocks, dtype=wide, device=device)
-    nothing = ids  # a pointer that the kernel does not use
-    has_logits = isinstance(coins, tuple)
-    temperatures, seeds, positions = coins if isinstance(coins, tuple) else (nothing, nothing, nothing)
-    given = nothing if isinstance(coins, tuple) else coins
     shape = (*values.stride(), rows_per_request, v, num_blocks)
-    flags = {"BLOCK": block, "LOGITS": has_logits, "WIDE": tl.float64 if is_double else tl.float32}
-    _weigh_blocks[(r, num_blocks)](
-        values, temperatures, keys, best, block_max, block_sum, *shape, **flags, num_warps=8
-    )
+    flags = {
+        "BLOCK": block, "LOGITS": temperatures is not None, "WIDE": tl.float64 if is_double else tl.float32,
+        "num_warps": 8,
+    }  # fmt: skip
+    nothing = keys  # a pointer that the kernel does not use
+    heat = nothing if temperatures is None else temperatures
+    _weigh_blocks[(r, num_blocks)](values, heat, keys, ids, block_max, block_sum, *shape, **flags)
     kept: tuple[Tensor, ...] = (nothing,) * 5
     if filters is not None:
-        found = filter_blocks(values, temperatures, filters, block_max, block_sum, shape, flags)
+        found = filter_blocks(values, heat, filters, block_max, block_sum, shape, flags)
         block_sum = found.block_sums
         kept = (found.block_ties, found.key, found.ties, found.tie_weight, found.min_weight)
-    _choose[(r,)](
-        values, temperatures, seeds, positions, given, keys, best, block_max, block_sum, *kept, ids, *shape,
-        **flags, BLOCKS=next_power_of_2(num_blocks), FILTER=filters is not None, num_warps=8,
-    )  # fmt: skip
-    return ids
+    blocks = {"BLOCKS": next_power_of_2(num_blocks), "FILTER": filters is not None}
+    return Weighed((values, keys, ids, block_max, block_sum, *kept, *shape), flags | blocks)

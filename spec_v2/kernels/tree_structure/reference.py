@@ -9,10 +9,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class TreePlaces:
-    """Where the nodes of a batch's trees are: who sees whom, absolute positions, slots of their KV."""
+    """Where the nodes of a batch's trees are: who sees whom, absolute positions, slots of their KV.
+
+    `next_positions`: of the tokens that the nodes' logits choose.
+    """
 
     visible: Bool[Tensor, "b n n"]
     positions: Int[Tensor, "b n"]
+    next_positions: Int[Tensor, "b n"]
     slots: Int[Tensor, "b n"]
 
 
@@ -38,8 +42,9 @@ def ancestor_bits_reference(parents: Int[Tensor, "b n"]) -> Int32[Tensor, "b n w
     """Bit 31 is the sign: it is summed in 64 bits and wraps around."""
     n = parents.shape[1]
     mask = torch.nn.functional.pad(ancestor_mask_reference(parents), (0, -n % 32))
-    words = mask.unflatten(2, (-1, 32)).long() << torch.arange(32, device=parents.device)
-    return words.sum(-1).to(torch.int32)
+    bit = torch.ones(32, dtype=torch.long, device=parents.device) << torch.arange(32, device=parents.device)
+    words: Tensor = (mask.unflatten(2, (-1, 32)) * bit).sum(-1)
+    return words.to(torch.int32)
 
 
 def place_tree_reference(
@@ -52,8 +57,10 @@ def place_tree_reference(
     n, width = parents.shape[1], row_slots.shape[1]
     visible = ancestor_mask_reference(parents)
     places = seq_lens[:, None] + torch.arange(n, device=parents.device)
+    next_positions = seq_lens[:, None] + visible.sum(-1)
     return TreePlaces(
         visible=visible,
-        positions=seq_lens[:, None] + visible.sum(-1) - 1,
+        positions=next_positions - 1,
+        next_positions=next_positions,
         slots=row_slots[rows[:, None], places.clamp(max=width - 1)].long(),
     )

@@ -22,6 +22,7 @@ def _walk_up(
     rows_ptr,  # [b], read with PLACE
     row_slots_ptr,  # [rows, width], read with PLACE
     slots_ptr,  # [b, n], out with PLACE
+    next_positions_ptr,  # [b, n], out with PLACE
     stride_b,
     stride_n,
     stride_row,
@@ -72,6 +73,7 @@ def _walk_up(
             slot = tl.load(row_slots_ptr + row * stride_row + place, mask=is_node, other=0)
             tl.store(slots_ptr + i * N + node, slot.to(tl.int64), mask=is_node)
             depth += seq_len
+            tl.store(next_positions_ptr + i * N + node, depth + 1, mask=is_node)
         tl.store(positions_ptr + i * N + node, depth, mask=is_node)
 
 
@@ -93,14 +95,14 @@ def ancestor_bits_triton(parents: Tensor) -> Tensor:
 def place_tree_triton(parents: Tensor, seq_lens: Tensor, rows: Tensor, row_slots: Tensor) -> TreePlaces:
     """Any strides of the parents; each row of the table must lie together."""
     visible, positions = _outputs(parents)
-    slots = torch.empty_like(positions)
+    slots, next_positions = torch.empty_like(positions), torch.empty_like(positions)
     _launch(
         parents,
         visible=visible,
         positions=positions,
-        place=(seq_lens.contiguous(), rows.contiguous(), row_slots, slots),
+        place=(seq_lens.contiguous(), rows.contiguous(), row_slots, slots, next_positions),
     )
-    return TreePlaces(visible, positions, slots)
+    return TreePlaces(visible, positions, next_positions, slots)
 
 
 def _outputs(parents: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,7 +117,7 @@ def _launch(
     visible: Tensor | None = None,
     bits: Tensor | None = None,
     positions: Tensor | None = None,
-    place: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
+    place: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None = None,
 ) -> None:
     b, n = parents.shape
     if b == 0:
@@ -123,14 +125,14 @@ def _launch(
     nodes = max(next_power_of_2(n), 32 if bits is not None else 1)
     tile = min(nodes, 16)
     nothing = parents  # a pointer that the kernel does not use
-    seq_lens, rows, row_slots, slots = place or (nothing, nothing, nothing, nothing)
+    seq_lens, rows, row_slots, slots, next_positions = place or (nothing,) * 5
     assert row_slots is nothing or row_slots.stride(1) == 1, "a row of the table lies together"
     _walk_up[(b, ceil_div(n, tile))](
         parents,
         nothing if visible is None else visible.view(torch.uint8),
         nothing if bits is None else bits,
         nothing if positions is None else positions,
-        seq_lens, rows, row_slots, slots,
+        seq_lens, rows, row_slots, slots, next_positions,
         *parents.stride(), row_slots.stride(0), row_slots.shape[0], row_slots.shape[1],
         N=n, NODES=nodes, TILE=tile, PLACE=place is not None, BITS=bits is not None,
         CHECK=debug_kernels(), debug=debug_kernels(),
