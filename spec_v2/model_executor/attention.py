@@ -147,7 +147,7 @@ def gather(
     buffer: Float[Tensor, "slots kv_heads dim"], slots: Int[Tensor, "b m"]
 ) -> Float[Tensor, "b kv_heads m dim"]:
     """The slots' entries, by request. `index_select` is several times faster than an index on a CPU."""
-    return buffer.index_select(0, slots.flatten()).unflatten(0, slots.shape).transpose(1, 2)
+    return buffer.index_select(0, slots.flatten()).unflatten(0, slots.shape).transpose(1, 2)  # type: ignore[no-any-return]
 
 
 def attend(

@@ -79,7 +79,7 @@ def make_stream(name: str, device: torch.device, trace: Trace, num_threads: int 
 
 def _call(fn: Callable[..., T], args: tuple[Any, ...], graphs: Graphs | None) -> T:
     values = [a.get() if isinstance(a, Pending) else a for a in args]
-    return fn(*values) if graphs is None else graphs.run(fn, values)  # type: ignore[no-any-return]
+    return fn(*values) if graphs is None else graphs.run(fn, values)
 
 
 class CpuEvent:
