@@ -161,7 +161,7 @@ def num_kernels(fn: Callable[[], object]) -> int:
     from torch.profiler import ProfilerActivity, profile
 
     fn()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as profiler:
         fn()
         torch.cuda.synchronize()
     return sum(e.device_type.name == "CUDA" for e in profiler.events())
