@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from spec_v2.kernels.ngram_tree import NgramShape, match_tree, suffix_match_lens
 from spec_v2.kernels.tree_structure import node_depths
-from spec_v2.speculative.ngram_match import NgramShape, match_tree, suffix_match_lens
 
 SHAPE = NgramShape(max_trie_depth=6, min_bfs_breadth=1, max_bfs_breadth=4)
 

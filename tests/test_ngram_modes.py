@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from spec_v2 import SamplingParams
+from spec_v2.kernels.ngram_tree import NOTHING, NgramShape, match_tree
 from spec_v2.scheduler.schedule_batch import Request
-from spec_v2.speculative.ngram_match import NOTHING, NgramShape, match_tree
 from tests import tiny_models as tiny
 from tests.harness import Recorder, check_identity
 from tests.tiny_tokenizers import LETTERS, letter_tokenizer

@@ -1,6 +1,5 @@
 """NGRAM: drafts are continuations of earlier occurrences of the newest tokens (prompt lookup, Saxena 2023)."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
@@ -8,12 +7,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from spec_v2.kernels.ngram_tree import NOTHING, NgramShape, ngram_tree
 from spec_v2.scheduler.schedule_batch import ScheduleBatch
 from spec_v2.scheduler.streams import Pending
 from spec_v2.server_args import ServerArgs
 from spec_v2.speculative.base_spec_worker import BaseSpecWorker
-from spec_v2.speculative.draft_tree import root_only
-from spec_v2.speculative.ngram_match import NOTHING, NgramShape, match_tree, suffix_match_lens
 from spec_v2.speculative.verify import PrefillOutput
 from spec_v2.types import DraftTree, ForwardMode, NextDraft, PromptStaging, StepInputs, TreeShape, Verdict
 
@@ -74,18 +72,8 @@ def draft_from_history(
     num_nodes: int,
     max_seq_len: int,
 ) -> DraftTree:
-    """The tree under each bonus token. `max_seq_len` bounds `seq_lens`, the bonus token's position.
-
-    With one node nothing is drafted, but the match is still looked for: it says when to draft again.
-    """
-    known, last = history[inputs.rows, : max_seq_len + 1], inputs.seq_lens
-    if corpus is not None:
-        known = torch.cat([corpus.expand(len(known), -1), known], 1)
-        last = last + len(corpus)
-    if num_nodes == 1:
-        match_lens = suffix_match_lens(known, last, ngram.max_trie_depth).amax(1)
-        return replace(root_only(inputs), match_lens=match_lens)
-    return match_tree(known, last, ngram, num_nodes)
+    """The tree under each bonus token. `max_seq_len` bounds `seq_lens`, the bonus token's position."""
+    return ngram_tree(history, corpus, inputs.rows, inputs.seq_lens, max_seq_len, ngram, num_nodes)
 
 
 def write_prompts_to_history(history: Int[Tensor, "rows width"], prompt: PromptStaging) -> None:

@@ -1,14 +1,4 @@
-"""Draft by copying: find where the newest tokens occurred before, and offer what followed.
-
-The history of a request is its trie: the children of a suffix of length `d` are the tokens that followed its
-earlier occurrences. Everything is a tensor of fixed shape, so nothing waits for the device, nothing has to be
-kept in step with retraction or abort, and a request sees its own tokens only.
-
-A corpus shared by all requests is opt-in: it stands before each history, its documents separated.
-
-BFS mode, as in SGLang: longer matches first; of equal ones level by level, newest occurrence first; a match of
-length `d` may branch into at most `breadth(d)` occurrences, wide for short matches and narrow for long ones.
-"""
+"""All places of all histories at once; chains are merged by comparing each with each."""
 
 from dataclasses import dataclass
 
@@ -137,4 +127,30 @@ def _merge_chains(
         scores=torch.nn.functional.pad(
             torch.cat([torch.ones_like(root), used.long()], 1).float(), (0, padding), value=0.0
         ),
+    )
+
+
+def ngram_tree_reference(
+    history: Int[Tensor, "rows width"],
+    corpus: Int[Tensor, " corpus"] | None,
+    rows: Int[Tensor, " b"],
+    seq_lens: Int[Tensor, " b"],
+    max_seq_len: int,
+    ngram: NgramShape,
+    num_nodes: int,
+) -> DraftTree:
+    """The corpus stands before each history. With one node the match is looked for all the same."""
+    known, last = history[rows, : max_seq_len + 1], seq_lens
+    if corpus is not None:
+        known = torch.cat([corpus.expand(len(known), -1), known], 1)
+        last = last + len(corpus)
+    if num_nodes > 1:
+        return match_tree(known, last, ngram, num_nodes)
+    root = known.gather(1, last[:, None])
+    return DraftTree(
+        tokens=root,
+        parents=torch.full_like(root, -1),
+        scores=torch.ones_like(root, dtype=torch.float32),
+        match_lens=suffix_match_lens(known, last, ngram.max_trie_depth).amax(1),
+        draft_probs=torch.empty(len(root), 0, 0, device=root.device),
     )
