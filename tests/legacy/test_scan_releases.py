@@ -1,7 +1,7 @@
 """SGLang's own releases: the last one with V1 is full of findings, the newest one has no error.
 
-    pip download --no-deps sglang==0.5.12.post1 sglang==0.5.23    # one after the other; then unzip each wheel
-    SGLANG_TREES=folder pytest tests/legacy/test_scan_releases.py  # that holds 0.5.12.post1/ and 0.5.23/
+pip download --no-deps sglang==0.5.12.post1 sglang==0.5.23    # one after the other; then unzip each wheel
+SGLANG_TREES=folder pytest tests/legacy/test_scan_releases.py  # that holds 0.5.12.post1/ and 0.5.23/
 """
 
 import ast
@@ -35,7 +35,8 @@ def test_the_last_release_with_v1_knows_itself():
     assert {"spec_info.py", "multi_layer_eagle_worker.py", "scheduler.py"} <= own
     removed = [found for found in report.findings if found.shape == "remark" and found.code.startswith("SV1")]
     assert {Path(found.path) for found in removed} == {
-        speculative / f"{name}.py" for name in ("eagle_worker", "multi_layer_eagle_worker", "standalone_worker")
+        speculative / f"{name}.py"
+        for name in ("eagle_worker", "multi_layer_eagle_worker", "standalone_worker")
     }
     assert report.count("error") > 400
 
