@@ -22,7 +22,7 @@ from legacy_compat.scan.suppress import Suppressions, without_known
 from legacy_compat.scan.text import BOMS, Decoded, Places, decode, decode_python
 
 OWN = '"tool": "legacy_compat"'  # begins our own reports and baselines, which name all that was found
-PIN = re.compile(rf"\b{ROOT}(?:\[[^\]\n]*\])?\s*(?:==|~=|<=)\s*v?(?P<version>\d+(?:\.\d+)+(?:\.post\d+)?)")
+PIN = re.compile(rf"\b{ROOT}(?:\[[^\]\n]*\])?\s*(?:==|~=|<=|:)\s*v?(?P<version>\d+(?:\.\d+)+(?:\.post\d+)?)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,9 +232,10 @@ def _silenced(cells: list[notebook.Cell], found: Finding) -> bool:
 
 
 def _with_pins(path: str, text: str, language: Language, found: list[Finding]) -> list[Finding]:
-    if language in ("shell", "docker") and found:
-        return [*found, *_pins(path, found, [(None, text)], "info")]
-    return found
+    if language not in ("shell", "docker", "yaml", "config") or not found:
+        return found
+    found = [*found, *_pins(path, found, [(None, text)], "info")]
+    return sorted(found, key=lambda one: (one.span.line, one.span.column, one.code))
 
 
 def _pins(

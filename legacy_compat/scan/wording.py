@@ -18,7 +18,7 @@ SUBJECTS = {
     "monkeypatch": "replaced member {0}",
     "string": "string target {0}",
     "path": "path to {0}",
-    "probe": "question for {0}",
+    "probe": "lookup of {0}",
     "name": "class name {0}",
     "comment": "comment on {0}",
     "docs": "text about {0}",

@@ -223,3 +223,11 @@ def test_drop_legacy_collapses_a_guarded_import():
         f"try:\n    from {V1} import EAGLEWorker as W\nexcept ImportError as e:\n    log(e)\n    from {V2} import EAGLEWorkerV2 as W\n",
         drop_legacy=True,
     )
+
+
+def test_a_table_of_modules_and_names_is_left_to_people():
+    check_same(
+        f'for m, c in [("{V1}", "EAGLEWorker")]:\n    getattr(importlib.import_module(m), c)\n', unsafe=True
+    )
+    check_same(f'import importlib\nm = importlib.import_module("{V1}")\n', unsafe=True)
+    check(f'm = load("{S}reject_sampling")\n', 'm = load("sglang.kernels.ops.speculative.reject_sampling")\n')

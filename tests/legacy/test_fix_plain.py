@@ -88,6 +88,8 @@ def test_shell_that_is_left_alone(text):
         ),
         (f"export {V2}=0\nsglang serve --port 1\nsglang serve --port 2\n", None),
         (f"{V2}=0 ./serve.sh\n", None),
+        (f"if x; then\n  export {V2}=0\nfi\nsglang serve\n", None),
+        (f"export {V2}=0\n{V2}=$X sglang serve\n", None),
     ],
 )
 def test_a_variable_that_was_off_becomes_the_flag(before, after):

@@ -207,3 +207,14 @@ def test_plugins_that_leave_overlap_out():
         class D: ...
         """)
     assert [(one.span.line, one.severity) for one in found] == [(2, "warning"), (4, "warning")]
+
+
+def test_stand_ins_that_still_have_it():
+    found = scan_text("batch = MagicMock(is_spec_v2=True)\n")
+    assert [(one.severity, one.shape) for one in found] == [("info", "definition")]
+
+
+def test_nine_arguments_by_position():
+    text = f"from {S}eagle_worker_v2 import EAGLEWorkerV2\nEAGLEWorkerV2(a, 0, 1, 2, 3, 4, 5, 6, t)\nEAGLEWorkerV2(a, 0, 1, t)\n"
+    (found,) = scan_text(text)
+    assert (found.shape, found.note, found.span.line) == ("argument", "passed by position", 2)

@@ -153,6 +153,18 @@ def test_json_in_a_shell_word():
     assert only(broken, "run.sh") == ("warning", "manual")
 
 
+def test_an_older_release_that_is_pinned_beside_it():
+    found = scan_text(
+        f"FROM lmsysorg/sglang:v0.5.9\nRUN pip install 'sglang[all]==0.5.9'\nENV {V2}=1\n", "Dockerfile"
+    )
+    assert [(one.code, one.severity, one.span.line) for one in found] == [
+        ("SV905", "info", 1), ("SV905", "info", 2), ("SV601", "warning", 3),
+    ]  # fmt: skip
+    assert not scan_text(
+        "FROM lmsysorg/sglang:v0.5.9\n", "Dockerfile"
+    )  # nothing else to say, so nothing to raise it for
+
+
 # --- records ---
 
 

@@ -227,7 +227,9 @@ def _path(page: Page, found: Mention) -> None:
     new = found.row.sglang_replacement
     start, stop = page.line_bounds(found.start)
     imports = re.search(r"\bimport\b", page.text[start : found.start] + " " + page.text[found.end : stop])
-    follows = not found.rest or found.row.kind in ("class", "method") or found.row.category == "moved"
+    follows = found.row.category == "moved" or (
+        found.row.kind in ("class", "method") if found.rest else found.row.kind != "module"
+    )
     plain = found.kind == "path" and found.row.kind != "env" and follows and not imports
     if plain and new and "(" not in new and found.row.safety != "manual":
         edit = Edit("text", found.row.safety, new, ranges=((found.start, found.end, new),))

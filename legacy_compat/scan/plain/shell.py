@@ -149,6 +149,8 @@ def with_flag(page: Page, setting: Setting, start: int, flag: str) -> Ranges | N
     """
     if setting.removal is None:
         return None
+    if setting.form != "prefix" and not _is_set_once(page, start):
+        return None
     launches = [found for found in LAUNCH.finditer(page.text) if not page.is_comment(found.start())]
     if setting.form == "prefix":
         stop = _end_of_command(page, start)
@@ -160,6 +162,15 @@ def with_flag(page: Page, setting: Setting, start: int, flag: str) -> Ranges | N
     if re.search(rf"(?<![\w-]){re.escape(flag)}(?![\w-])", arguments):
         return setting.removal
     return (*setting.removal, (launch.end(), launch.end(), f" {flag}"))
+
+
+def _is_set_once(page: Page, start: int) -> bool:
+    """Whether a variable has one value from here on: set in one place, and not under a condition."""
+    begin, _ = page.line_bounds(start)
+    name = re.compile(r"\w+").match(page.text, start)
+    places = re.finditer(rf"\b{name[0] if name else ''}=", page.text)
+    settings = [found for found in places if not page.is_comment(found.start())]
+    return len(settings) == 1 and not page.text[begin : begin + 1].isspace()
 
 
 def _end_of_command(page: Page, start: int) -> int:

@@ -31,11 +31,20 @@ def _arguments(module: Module, call: ast.Call) -> None:
         for name, row in module.rules.parameters.get(callee, {}).items():
             _check(module, call, callee, name, row)
     for keyword in call.keywords:
+        _fake(module, keyword)
         bare = module.rules.bare_parameters.get((_own_name(call), keyword.arg or ""))
         foreign = isinstance(call.func, ast.Attribute) and module.is_foreign(call.func.value)
         if bare is not None and not foreign and module.rules.proven(bare, module.mentions_sglang):
             shown = f"{_own_name(call)}({keyword.arg})"
             module.emit(keyword, bare, "argument", shown, edit=_argument_edit(module, call, bare))
+
+
+def _fake(module: Module, keyword: ast.keyword) -> None:
+    """`MagicMock(is_spec_v2=True)`: a stand-in that still has what SGLang no longer asks for."""
+    row = module.rules.bare.get(keyword.arg or "")
+    if row is not None and row.kind == "attribute" and module.rules.proven(row, module.mentions_sglang):
+        note = "set on an object: SGLang itself no longer reads it"
+        module.emit(keyword, row, "definition", row.name, severity="info", note=note)
 
 
 def _callees(module: Module, call: ast.Call) -> list[str]:

@@ -73,6 +73,8 @@ def _target_edit(module: Module, span: Span, found: Mention) -> Edit | None:
         or found.row.safety == "manual"
     ):
         return None
+    if found.row.kind == "module" and found.row.category != "moved":
+        return None  # what is asked of the module goes by the old names, wherever that is
     if found.rest and found.row.kind not in ("class", "method") and found.row.category != "moved":
         return None
     return _replacing(module, span, found.row, new)
