@@ -127,7 +127,7 @@ def test_half_precision_on_a_cpu_is_bit_for_bit_torchs(dtype):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("family", ["llama", "qwen3", "smollm3"])
-def test_bf16_on_a_gpu(family):
+def test_on_a_gpu_in_bf16(family):
     device = torch.device("cuda")
     model = build(family, torch.bfloat16, **FAMILIES[family][0]).to(device)
     fused = copy.deepcopy(model)

@@ -102,6 +102,7 @@ def test_a_run_leaves_all_lanes_and_all_steps(engine):
         "publish",
         "draft_extend",
         "stash",
+        "pack",
     }
 
 
