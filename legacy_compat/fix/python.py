@@ -28,7 +28,8 @@ def edit_python(text: str, findings: Iterable[Finding]) -> str:
     wrapper = MetadataWrapper(
         cst.parse_module(text), unsafe_skip_copy=True
     )  # just parsed: no node stands twice
-    return wrapper.visit(_Edits(findings)).code
+    code = wrapper.visit(_Edits(findings)).code
+    return code if code.strip() else ""
 
 
 class _Edits(Statements):

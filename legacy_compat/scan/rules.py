@@ -12,6 +12,7 @@ RESULT = re.compile(r"(\w+_\w+) of ")
 PUT_TOGETHER = re.compile(
     rb"\b(?:sglang\.srt|speculative)\.(?:[{%]|[\"'](?!\w))"
 )  # the beginning of a module path
+DOTTED_PATH = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+")
 IN_CODE = ("module", "class", "function", "method", "attribute")
 ROOT = "sglang"
 
@@ -144,6 +145,12 @@ class Rules:
         if any(word in data for word in (b"import_module", b"__import__")) and PUT_TOGETHER.search(data):
             return True
         return any(owner in data and any(name in data for name in names) for owner, names in pairs.items())
+
+
+def new_path(row: Removal) -> str | None:
+    """The replacement, if it is a dotted path: not a flag, a variable, a parameter or a bare name."""
+    new = row.sglang_replacement or ""
+    return new if DOTTED_PATH.fullmatch(new) else None
 
 
 def _is_kept(row: Removal) -> bool:

@@ -231,3 +231,7 @@ def test_a_table_of_modules_and_names_is_left_to_people():
     )
     check_same(f'import importlib\nm = importlib.import_module("{V1}")\n', unsafe=True)
     check(f'm = load("{S}reject_sampling")\n', 'm = load("sglang.kernels.ops.speculative.reject_sampling")\n')
+
+
+def test_a_flag_does_not_take_the_place_of_a_path():
+    check_same('@patch("sglang.srt.environ.envs.SGLANG_ENABLE_SPEC_V2.get")\ndef t(m): ...\n', unsafe=True)

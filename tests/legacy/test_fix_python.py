@@ -73,6 +73,7 @@ def test_is_draft_extend():
     )
     check_same("import sglang\nif m.is_draft_extend(include_v2=flag): ...\n", unsafe=True)
     check_same("import sglang\nif m.is_draft_extend(): ...\n", unsafe=True)
+    check_same("import sglang\nif m.is_draft_extend(x, include_v2=True): ...\n", unsafe=True)
 
 
 def test_arguments_that_go():
@@ -148,6 +149,8 @@ VAR = "SGLANG_ENABLE_SPEC_V2"
         (f'env = dict(os.environ, {VAR}="1")\n', "env = dict(os.environ)\n"),
         (f'os.environ["{VAR}"] = "0"\n', None),
         (f'os.environ["{VAR}"] = x\n', None),
+        ('os.environ["SGLANG_SPEC_ENABLE_STRICT_FILTER_CHECK"] = compute()\n', None),
+        ('os.environ["SGLANG_SPEC_ENABLE_STRICT_FILTER_CHECK"] = "0"\n', ""),
     ],
 )
 def test_variables_that_were_on_are_taken_out(before, after):

@@ -244,3 +244,7 @@ def test_help_has_examples_where_there_is_a_choice(capsys, command):
     if command in ("scan", "fix"):
         assert f"python -m legacy_compat {command} ." in out
         assert "exit code" in out
+
+
+def test_this_repository_has_no_error(capsys):
+    assert run(capsys, "scan", ROOT, "--fail-on", "error")[0] == 0

@@ -113,6 +113,7 @@ def test_version_checks_are_notes(text):
         "if speed < '0.5.13':\n    {V1}\n",  # not about a version
         "if version < '0.5.13' or force:\n    {V1}\n",
         "if version <= '0.5.13':\n    {V1}\n",
+        "if version >= '0.5.13':\n    print('new')\n{V1}\n",
     ],
 )
 def test_version_checks_that_let_newer_releases_through_are_not(text):

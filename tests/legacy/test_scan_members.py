@@ -218,3 +218,27 @@ def test_nine_arguments_by_position():
     text = f"from {S}eagle_worker_v2 import EAGLEWorkerV2\nEAGLEWorkerV2(a, 0, 1, 2, 3, 4, 5, 6, t)\nEAGLEWorkerV2(a, 0, 1, t)\n"
     (found,) = scan_text(text)
     assert (found.shape, found.note, found.span.line) == ("argument", "passed by position", 2)
+
+
+def test_a_method_does_not_see_its_class_s_names():
+    found = scan_text(f"""\
+        import {S}eagle_worker as ew
+        class A:
+            ew = None
+            def f(self):
+                return ew.EAGLEWorker
+        """)
+    assert [(one.shape, one.span.line) for one in found] == [("import", 1), ("attribute", 5)]
+
+
+def test_modules_that_were_looked_up():
+    found = scan_text(f"""\
+        import sys
+        a = sys.modules["{S}eagle_worker"]
+        a.EAGLEWorker.draft = f
+        b = sys.modules.get("{S}eagle_worker")
+        b.EAGLEWorker.draft_forward
+        """)
+    assert [(one.shape, one.span.line) for one in found] == [
+        ("string", 2), ("attribute", 3), ("monkeypatch", 3), ("string", 4), ("attribute", 5), ("attribute", 5),
+    ]  # fmt: skip

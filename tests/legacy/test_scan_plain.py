@@ -27,6 +27,8 @@ def only(text, name, **options):
         (f': "${{{V2}:=1}}"', "warning", "manual"),
         (f"env -u X {V2}=1 cmd", "warning", "manual"),
         (f"bash -c '{V2}=1 python x.py'", "warning", "manual"),
+        (f"bash -c 'cd x; {V2}=1 python x.py'", "warning", "manual"),
+        (f'echo "a \\" # {V2}=1"', "warning", "manual"),
         (f"export {V2}=0", "error", "manual"),
         (f"{V2}=0 python -m sglang.launch_server --model m", "error", "unsafe"),
         (f"export {V2}=0\npython -m sglang.launch_server --model m", "error", "unsafe"),
@@ -107,6 +109,9 @@ def test_settings_elsewhere(name, line, fixable):
         (f"run: |\n  export {V2}=1\n  make\n", "safe"),
         (f'env:\n  {V2}: &on "1"\n', "manual"),
         (f"command: {V2}=1 python -m sglang.launch_server\n", "manual"),
+        (f'env:\n  - {V2}: "1"\n    A: b\n', "manual"),
+        (f'env:\n  - {V2}: "1"\n  - A: b\n', "safe"),
+        (f"target: sglang.srt.environ.envs.{V2}.get\n", "manual"),
     ],
 )
 def test_settings_in_yaml(text, fixable):

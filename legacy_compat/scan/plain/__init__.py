@@ -18,7 +18,7 @@ from legacy_compat.scan.finding import Edit, Finding
 from legacy_compat.scan.mentions import Mention, mentions
 from legacy_compat.scan.plain import flow, shell, yaml
 from legacy_compat.scan.plain.page import Page
-from legacy_compat.scan.rules import Rules
+from legacy_compat.scan.rules import Rules, new_path
 from legacy_compat.scan.settings import severity_of, truth
 from legacy_compat.scan.wording import setting_sentence
 
@@ -224,13 +224,13 @@ def _keys(page: Page) -> None:
 def _path(page: Page, found: Mention) -> None:
     """A dotted path or a file's path: a patch target, a sed of an installed file, code in a string."""
     edit = None
-    new = found.row.sglang_replacement
+    new = new_path(found.row)
     start, stop = page.line_bounds(found.start)
     imports = re.search(r"\bimport\b", page.text[start : found.start] + " " + page.text[found.end : stop])
     follows = found.row.category == "moved" or (
         found.row.kind in ("class", "method") if found.rest else found.row.kind != "module"
     )
     plain = found.kind == "path" and found.row.kind != "env" and follows and not imports
-    if plain and new and "(" not in new and found.row.safety != "manual":
+    if plain and new and found.row.safety != "manual":
         edit = Edit("text", found.row.safety, new, ranges=((found.start, found.end, new),))
     page.emit(found, "path" if found.kind == "file" else "string", edit=edit)

@@ -9,7 +9,7 @@ from legacy_compat.registry import Removal
 from legacy_compat.scan.finding import Edit
 from legacy_compat.scan.python.module import Module
 from legacy_compat.scan.python.tree import dotted
-from legacy_compat.scan.rules import ROOT
+from legacy_compat.scan.rules import ROOT, new_path
 
 PATCHERS = ("setattr", "delattr", "object", "super")  # the third is mock's patch.object
 
@@ -45,8 +45,8 @@ def _from(module: Module, node: ast.ImportFrom) -> None:
 
 def _name_edit(module: Module, alias: ast.alias, row: Removal, *, exact: bool) -> Edit | None:
     """`from old import Name`, if another import can take its place."""
-    new = row.sglang_replacement
-    if not new or "(" in new or row.safety == "manual":
+    new = new_path(row)
+    if not new or row.safety == "manual":
         return None
     if not exact:  # a name of a removed module that has no row: it went along if the module only moved
         if row.category != "moved" or row.kind != "module":

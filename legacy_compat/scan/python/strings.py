@@ -11,7 +11,7 @@ from legacy_compat.scan.mentions import Mention, mentions
 from legacy_compat.scan.python.module import Module
 from legacy_compat.scan.python.tree import Function, dotted
 from legacy_compat.scan.python.values import HOLE, Text, strings
-from legacy_compat.scan.rules import ROOT
+from legacy_compat.scan.rules import ROOT, new_path
 
 DECLARES = ("add_argument", "option", "Option")  # a program's own option
 PUT_TOGETHER = (ast.JoinedStr, ast.BinOp, ast.Call)
@@ -64,14 +64,8 @@ def _mention(module: Module, node: ast.Constant, value: str, found: Mention) -> 
 
 def _target_edit(module: Module, span: Span, found: Mention) -> Edit | None:
     """The new spelling of a dotted target, where what follows the removed part is known to follow the new one."""
-    new = found.row.sglang_replacement
-    if (
-        found.kind != "path"
-        or found.row.kind == "env"
-        or not new
-        or "(" in new
-        or found.row.safety == "manual"
-    ):
+    new = new_path(found.row)
+    if found.kind != "path" or found.row.kind == "env" or not new or found.row.safety == "manual":
         return None
     if found.row.kind == "module" and found.row.category != "moved":
         return None  # what is asked of the module goes by the old names, wherever that is
