@@ -113,8 +113,9 @@ def test_names_that_go_to_one_module_keep_their_layout():
 
 def test_names_that_go_to_several_modules():
     check(
-        f"# above\nfrom {S}eagle_info_v2 import assign_extend_cache_locs, fill_bonus_tokens  # why\n",
+        f"import os\n# above\nfrom {S}eagle_info_v2 import assign_extend_cache_locs, fill_bonus_tokens  # why\n",
         """\
+        import os
         # above
         from sglang.kernels.ops.speculative.cache_locs import assign_extend_cache_locs
         from sglang.kernels.ops.speculative.eagle import fill_bonus_tokens  # why
@@ -235,3 +236,7 @@ def test_a_table_of_modules_and_names_is_left_to_people():
 
 def test_a_flag_does_not_take_the_place_of_a_path():
     check_same('@patch("sglang.srt.environ.envs.SGLANG_ENABLE_SPEC_V2.get")\ndef t(m): ...\n', unsafe=True)
+
+
+def test_names_that_are_still_there_stay_where_they_are():
+    check_same(f"from {S}spec_utils import generate_draft_decode_kv_indices\n", unsafe=True)

@@ -93,6 +93,10 @@ def test_arguments_that_go():
         )
         """,
     )
+    check(
+        "batch.filter_batch(\n    ids,\n    v1_spec_info_filtered=True\n)\n",
+        "batch.filter_batch(\n    ids\n)\n",
+    )
     check("batch.filter_batch(\n    v1_spec_info_filtered=True\n)\n", "batch.filter_batch()\n")
 
 
@@ -141,6 +145,7 @@ VAR = "SGLANG_ENABLE_SPEC_V2"
         ),
         (f'if x: os.environ["{VAR}"] = "1"\n', "if x: pass\n"),
         (f'# keep\nos.environ["{VAR}"] = "1"\n\n\nx = 1\n', "# keep\n\n\nx = 1\n"),
+        (f'x = 1\n# a\nos.environ["{VAR}"] = "1"\n# b\ny = 1\n', "x = 1\n# a\n# b\ny = 1\n"),
         (f'x = 1\n# keep\nos.environ["{VAR}"] = "1"\n', "x = 1\n# keep\n"),
         (f'env = {{"{VAR}": "1", "A": "b"}}\n', 'env = {"A": "b"}\n'),
         (f'env = {{"A": "b", "{VAR}": "1"}}\n', 'env = {"A": "b"}\n'),
