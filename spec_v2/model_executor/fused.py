@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from spec_v2.kernels.few_token_linear import MAX_TOKENS, few_token_linear
 from spec_v2.kernels.rms_norm import add_rms_norm, rms_norm
 from spec_v2.kernels.rotary_angles import rotary_angles
 from spec_v2.kernels.rotary_kv_write import HeadNorms, rotary_kv_write
@@ -224,6 +225,20 @@ def fused_mlp(mlp: Any) -> FusedMlp | OwnMlp:
         return FusedMlp(mlp)
     except Unfit as unfit:
         return OwnMlp(mlp, str(unfit))
+
+
+class FusedLinear:
+    """The forward of a linear layer: few tokens take a kernel of their own, more of them torch's product."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        self.linear = linear
+
+    def __call__(self, x: Float[Tensor, "*t k"]) -> Float[Tensor, "*t n"]:
+        weight, bias = self.linear.weight, self.linear.bias
+        rows = x.flatten(0, -2)
+        if len(rows) > MAX_TOKENS or x.dtype != weight.dtype:
+            return nn.functional.linear(x, weight, bias)
+        return few_token_linear(rows, weight, bias).view(*x.shape[:-1], len(weight))
 
 
 class FusedRotary:
