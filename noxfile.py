@@ -77,9 +77,7 @@ def python(session: nox.Session, *args: str, env: dict[str, str] | None = None, 
     """Run the shared environment's Python. `silent`: give back what it prints."""
     scripts = "Scripts" if os.name == "nt" else "bin"
     shared = session.cache_dir.parent / "env" / scripts / "python"
-    said = session.run(
-        OWN_PYTHON or str(shared), *args, env=ENV | (env or {}), external=True, silent=silent
-    )
+    said = session.run(OWN_PYTHON or str(shared), *args, env=ENV | (env or {}), external=True, silent=silent)
     return said if isinstance(said, str) else ""
 
 

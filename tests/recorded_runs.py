@@ -139,8 +139,13 @@ class Watched:
             if self._whole:
                 kept += tensors_of(result.tree.get()) + tensors_of(result.verdict.get())
                 kept += tensors_of(result.next_draft.get())
-        self.steps.append([tensor[:count].clone() for tensor in kept])
+        self.steps.append([on_host(tensor[:count]) for tensor in kept])
         return self._process(batch, result)
+
+
+def on_host(tensor: Tensor) -> Tensor:
+    """A copy that is complete when this returns: the next step may write over the original."""
+    return tensor.cpu().clone()
 
 
 def tensors_of(value: Any) -> list[Tensor]:
@@ -159,12 +164,12 @@ def memory_of(engine: Any) -> dict[str, Tensor]:
     size = cache.pages.page_size
     pools = {"target": cache.target_pool, "draft": cache.draft_pool}
     kept = {
-        f"{name} {kind} of layer {layer}": buffer[size:].clone()
+        f"{name} {kind} of layer {layer}": on_host(buffer[size:])
         for name, pool in pools.items()
         for kind, buffers in (("keys", pool.keys), ("values", pool.values))
         for layer, buffer in enumerate(buffers)
     }
-    return kept | {column: getattr(future_map, column)[1:].clone() for column in ROWS}
+    return kept | {column: on_host(getattr(future_map, column)[1:]) for column in ROWS}
 
 
 def same_bits(left: Tensor, right: Tensor) -> bool:
