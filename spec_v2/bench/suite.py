@@ -1,7 +1,7 @@
 """`bench --suite NAME`: a fixed table of figures, case by case, within a time limit.
 
 What a case needs is opened, everybody runs once to warm up, then all take turns for at least three repetitions; rows
-are medians of these. A case that cannot run, or that the time limit leaves no room for, is listed with its reason.
+are medians of these. The report is rewritten after each repetition. A case that cannot run, or that the time limit leaves no room for, is listed with its reason.
 """
 
 import difflib
@@ -10,26 +10,28 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from spec_v2.bench.contenders import Contender, Prompts, Sample
+from spec_v2.bench.contenders import Contender, Prompts
 from spec_v2.bench.figures import spread
 from spec_v2.bench.measure import Case, measure, num_runs
+from spec_v2.bench.measure import Samples as CaseSamples
 from spec_v2.bench.prediction import Hardware, measure_hardware
 from spec_v2.bench.settings import ORACLE
-from spec_v2.bench.suite_figures import cell_of, predicted, values_of, verdict_of
+from spec_v2.bench.suite_figures import Samples, cell_of, predicted, values_of, verdict_of
 from spec_v2.bench.suite_models import LLAMA_8B, SMOLLM2, ModelPlan
 from spec_v2.bench.suite_probes import PROBES
 from spec_v2.bench.suite_report import for_humans, guess_line, row_line
 from spec_v2.bench.suite_rows import CPU_ROWS, ENTRIES, H200_ROWS, Row, in_cases
 from spec_v2.bench.suite_settings import SuiteSettings
+from spec_v2.bench.suite_traces import record_traces
 from spec_v2.bench.workshop import Missing, Workshop
 from spec_v2.facts import machine, versions
 from spec_v2.models.gguf_cache import quiet_transformers
@@ -40,21 +42,26 @@ CPU_NEW_TOKENS = 48  # short: a row of the cpu suite takes a minute on two cores
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suite:
-    """Rows, the models that they are about, and the kind of device that they are meant for."""
+    """Rows, the models that they are about, and the kind of device that they are meant for.
+
+    `traced`: by model, the contender whose steps `--traces` records.
+    """
 
     name: str
     rows: tuple[Row, ...]
     plans: Mapping[str, ModelPlan]
     device_type: str
+    traced: Mapping[str, str] = field(default_factory=dict)
 
 
 def suite_named(name: str) -> Suite:
     """The suite called `h200` or `cpu`."""
     if name == "h200":
         plans = {"8b": LLAMA_8B, "smollm2": SMOLLM2}
-        return Suite(name=name, rows=H200_ROWS, plans=plans, device_type="cuda")
-    short = replace(SMOLLM2, new_tokens=CPU_NEW_TOKENS)
-    return Suite(name=name, rows=CPU_ROWS, plans={"smollm2": short}, device_type="cpu")
+        traced = dict.fromkeys(plans, "chain k=3")
+        return Suite(name=name, rows=H200_ROWS, plans=plans, device_type="cuda", traced=traced)
+    short = {"smollm2": replace(SMOLLM2, new_tokens=CPU_NEW_TOKENS)}
+    return Suite(name=name, rows=CPU_ROWS, plans=short, device_type="cpu", traced={"smollm2": "STANDALONE"})
 
 
 def run_suite(settings: SuiteSettings, as_json: bool, command_line: Sequence[str]) -> tuple[str, int]:
@@ -87,20 +94,29 @@ class SuiteRun:
             "rows": [],
             "skipped": [],
             "failed": [],
+            "traces": [],
+            "kept_from": None,
         }
+        if settings.resume:
+            self._take_over(self._place)
 
     def report_all(self) -> dict[str, Any]:
         """Measure what can be measured."""
         reason = self._unfit_device()
         if reason:
             self._list("skipped", self.rows, reason)
+        if reason or not self.rows:
             return self._saved()
         self.report["device"] = _device_name(self.device)
         hardware = measure_hardware(self.device, torch.bfloat16)
         self.report["hardware"] = asdict(hardware)
         workshop = Workshop(self._suite.plans, self.device, self._settings.engine)
         try:
+            traced: set[str] = set()
             for rows in in_cases(self.rows):
+                if rows[0].model not in traced:
+                    traced.add(rows[0].model)
+                    self._trace(rows[0].model, workshop)
                 self._one_case(rows, workshop, hardware)
                 self._saved()
         finally:
@@ -141,14 +157,17 @@ class SuiteRun:
             guesses = {row.name: predicted(row, costs, hardware, context) for row in rows}
             for row in rows:
                 self._say(guess_line(row, guesses[row.name]))
-            samples = self._measure(Case(model.note, tuple(prompts)), opened, plan)
+
+            def note(samples: Samples) -> None:
+                cells = {name: cell_of(samples[name]) for name in opened}
+                for row in rows:
+                    mine = {name: cells[name] for name in row.entries if name in cells}
+                    self._add(row, values_of(row.figure, samples), guesses[row.name], model.note, mine)
+                self._saved()
+
+            samples = self._measure(Case(model.note, tuple(prompts)), opened, plan, note)
         _check_lengths(samples, plan.new_tokens)
-        cells = {name: cell_of(samples[name]) for name in opened}
-        for row in rows:
-            values = values_of(row.figure, samples)
-            self._add(
-                row, values, guesses[row.name], model.note, {n: cells[n] for n in row.entries if n in cells}
-            )
+        self._tell(rows)
 
     def _open(
         self, rows: list[Row], prompts: Prompts, workshop: Workshop, closing: ExitStack
@@ -179,8 +198,13 @@ class SuiteRun:
         return False
 
     def _measure(
-        self, case: Case, opened: Mapping[str, Contender], plan: ModelPlan
-    ) -> dict[str, list[Sample]]:
+        self,
+        case: Case,
+        opened: Mapping[str, Contender],
+        plan: ModelPlan,
+        note: Callable[[Samples], None],
+    ) -> Samples:
+        """All samples by contender; `note` gets those that there are after each repetition."""
         contenders = list(opened.values())
         total, done = num_runs(contenders, [case], self._settings.repetitions), 0
 
@@ -190,14 +214,18 @@ class SuiteRun:
             if done % len(contenders) == 0:
                 self._say(f"{done} of {total} runs")
 
+        def by_name(samples: CaseSamples) -> Samples:
+            return {name: samples[case, contender.name] for name, contender in opened.items()}
+
         samples = measure(
             contenders,
             [case],
             max_new_tokens=plan.new_tokens,
             repetitions=self._settings.repetitions,
             done=one_more,
+            round_done=lambda samples: note(by_name(samples)),
         )
-        return {name: samples[case, contender.name] for name, contender in opened.items()}
+        return by_name(samples)
 
     def _probe(self, row: Row, plan: ModelPlan, hardware: Hardware) -> None:
         self._say(f"{row.name}: measuring")
@@ -205,6 +233,21 @@ class SuiteRun:
             plan, hardware, self.device, batch_size=row.batch_size, repetitions=self._settings.repetitions
         )
         self._add(row, result.values, result.floor, f"{plan.name}; {result.note}", {})
+        self._tell([row])
+
+    def _trace(self, model_name: str, workshop: Workshop) -> None:
+        """Write the traces of a model, where they are wanted."""
+        entry, name = self._suite.traced.get(model_name), f"trace-{model_name}"
+        if self._settings.traces is None or entry is None or self._is_late():
+            return
+        self._say(f"{name}: {entry}, overlap and sync")
+        try:
+            workshop.check_room(model_name, 1, [entry])
+            self.report["traces"] += record_traces(workshop, model_name, entry, Path(self._settings.traces))
+        except Missing as reason:
+            self._list_one("skipped", name, f"trace of {entry}", str(reason))
+        except Exception as error:  # noqa: BLE001 - the rows may still be measured
+            self._list_one("failed", name, f"trace of {entry}", f"{type(error).__name__}: {error}")
 
     # -- the report --------------------------------------------------------------------------------------
 
@@ -230,22 +273,60 @@ class SuiteRun:
             "forced_acceptance": bool(forced),
             "contenders": dict(cells),
         }
+        self._forget(row.name)
         self.report["rows"].append(added)
-        self._say(row_line(added))
+
+    def _tell(self, rows: Sequence[Row]) -> None:
+        names = {row.name for row in rows}
+        for added in self.report["rows"]:
+            if added["name"] in names:
+                self._say(row_line(added))
+
+    def _forget(self, name: str) -> None:
+        """Take out what an earlier repetition, or a case that failed after it, has added."""
+        self.report["rows"] = [row for row in self.report["rows"] if row["name"] != name]
 
     def _list(self, where: str, rows: Sequence[Row], reason: str) -> None:
         for row in rows:
-            self.report[where].append({"name": row.name, "text": row.text, "reason": reason})
-        self._say(f"{where}: {', '.join(row.name for row in rows)}: {reason}")
+            self._forget(row.name)
+            self._list_one(where, row.name, row.text, reason)
+
+    def _list_one(self, where: str, name: str, text: str, reason: str) -> None:
+        self.report[where].append({"name": name, "text": text, "reason": reason})
+        self._say(f"{where}: {name}: {reason}")
+
+    @property
+    def _place(self) -> Path:
+        return Path(self._settings.out or ".") / f"{self._suite.name}.json"
+
+    def _take_over(self, place: Path) -> None:
+        """Keep the rows of an earlier report that are complete. Raises ValueError where it is of other settings."""
+        if not place.exists():
+            return
+        earlier = json.loads(place.read_text())
+        if earlier["engine_settings"] != self.report["engine_settings"]:
+            raise ValueError(
+                f"--resume: {place} was measured with {earlier['engine_settings']}, not with "
+                f"{self.report['engine_settings']}; give the same flags, or another --out"
+            )
+        wanted = {row.name for row in self.rows}
+        kept = [
+            row
+            for row in earlier["rows"]
+            if row["name"] in wanted and len(row["values"]) >= self._settings.repetitions
+        ]
+        self.report |= {name: earlier[name] for name in ("device", "hardware")}
+        self.report |= {"rows": kept, "kept_from": earlier["date"] if kept else None}
+        names = {row["name"] for row in kept}
+        self.rows = [row for row in self.rows if row.name not in names]
 
     def _saved(self) -> dict[str, Any]:
         """The report, after it was written to the folder of --out: whole or not at all, so that a killed run keeps it."""
         self.report["seconds"] = round(time.monotonic() - self._start, 1)
         if self._settings.out is not None:
-            place = Path(self._settings.out) / f"{self._suite.name}.json"
-            unfinished = place.with_suffix(".part")
+            unfinished = self._place.with_suffix(".part")
             unfinished.write_text(json.dumps(self.report))
-            unfinished.replace(place)
+            unfinished.replace(self._place)
         return self.report
 
     def _say(self, text: str) -> None:
@@ -272,7 +353,7 @@ def chosen_rows(suite: Suite, names: Sequence[str]) -> list[Row]:
     return [row for row in suite.rows if not names or row.name in names]
 
 
-def _check_lengths(samples: Mapping[str, Sequence[Sample]], wanted: int) -> None:
+def _check_lengths(samples: Samples, wanted: int) -> None:
     for name, runs in samples.items():
         for done in (done for sample in runs for done in sample.completions):
             if done.completion_tokens != wanted:

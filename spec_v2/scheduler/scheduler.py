@@ -146,6 +146,8 @@ class Scheduler:
         positions: list[int] = []
         slots: list[int] = []
         for req in batch.reqs:
+            if req.kv_allocated_len == len(req.pages) * pages.page_size:
+                continue
             new_slots = pages.slots(req.pages[req.kv_allocated_len // pages.page_size :])
             rows += [req.row] * len(new_slots)
             positions += range(req.kv_allocated_len, req.kv_allocated_len + len(new_slots))
