@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from spec_v2.kernels.few_token_linear import MAX_TOKENS, few_token_linear
+from spec_v2.kernels.few_token_linear import MAX_TOKENS, few_token_gated, few_token_linear
 from spec_v2.kernels.rms_norm import add_rms_norm, rms_norm
 from spec_v2.kernels.rotary_angles import rotary_angles
 from spec_v2.kernels.rotary_kv_write import HeadNorms, rotary_kv_write
@@ -193,7 +193,7 @@ class FusedAttention:
 
 
 class FusedMlp:
-    """Gate and up in one product, the gating in one kernel, down."""
+    """Gate and up in one product, with the gating where the tokens are few, else that in one kernel; down."""
 
     def __init__(self, mlp: Any) -> None:
         parts = {name for name, _ in mlp.named_children()}
@@ -207,6 +207,9 @@ class FusedMlp:
 
     def __call__(self, x: Float[Tensor, "t h"]) -> Float[Tensor, "t h"]:
         first = self.module.gate_proj
+        weight = first.product.weight
+        if len(x) <= MAX_TOKENS and x.dtype == weight.dtype and first.product.bias is None:
+            return self.module.down_proj(few_token_gated(x, weight))  # type: ignore[no-any-return]
         return self.module.down_proj(silu_mul(*first.product(x).split(first.sizes, 1)))  # type: ignore[no-any-return]
 
 

@@ -37,7 +37,8 @@ CASES = {
     "EAGLE3 tree": {"speculative_algorithm": "EAGLE3"} | TREE,
 }
 # tokens per decode step that a case has to reach, so that it says something
-LEAST_ACCEPTED = {"NGRAM": 1.5, "STANDALONE": 1.5, "ORACLE": 8.0}
+# (an oracle replays plain decoding: behind a tie that falls otherwise it has nothing more to say)
+LEAST_ACCEPTED = {"NGRAM": 1.5, "STANDALONE": 1.5, "ORACLE": 3.0}
 
 
 @cache

@@ -3,8 +3,13 @@
 import pytest
 import torch
 
-from spec_v2.kernels.few_token_linear import MAX_TOKENS, few_token_linear
-from spec_v2.kernels.few_token_linear.triton_kernel import choose_cut, few_token_linear_triton
+from spec_v2.kernels.few_token_linear import MAX_TOKENS, few_token_gated, few_token_linear
+from spec_v2.kernels.few_token_linear.triton_kernel import (
+    choose_cut,
+    few_token_gated_triton,
+    few_token_linear_triton,
+)
+from spec_v2.kernels.silu_mul.reference import silu_mul_reference
 from tests.kernels.accuracy import bf16_rounds_as_on_a_gpu, randn  # noqa: F401
 from tests.kernels.support import DEVICE, INTERPRETED, assert_same, spread
 
@@ -34,6 +39,7 @@ def launches():
             )
             bias = torch.zeros(n, dtype=torch.bfloat16) if n < 4096 else None
             found[f"{t} {n} {k}"] = lambda x=x, w=weight, b=bias: few_token_linear_triton(x, w, b)
+            found[f"gated {t} {n} {k}"] = lambda x=x, w=weight: few_token_gated_triton(x, w)
     return found
 
 
@@ -56,6 +62,24 @@ def test_as_close_to_the_truth_as_torch(t, n, k, dtype):
         want = torch.nn.functional.linear(x, weight, b)
         assert (got.dtype, got.shape) == (want.dtype, want.shape)
         assert relative_error(got, truth) <= 2 * relative_error(want, truth) + torch.finfo(dtype).eps / 4
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("t", [1, 2, 16])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (37, 100), (33, 1100), (70, 2100)])
+def test_gated_is_the_product_and_then_the_gate(t, n, k, dtype):
+    x, weight, _ = case(t, 2 * n, k, dtype)
+    got = few_token_gated_triton(x, weight / k**0.5)
+    product = few_token_linear_triton(x, weight / k**0.5, None)
+    want = silu_mul_reference(*product.chunk(2, -1))
+    assert (got.dtype, got.shape) == (dtype, (t, n))
+    # the same sums in another order of roundings at most: an ulp of each factor
+    torch.testing.assert_close(
+        got, want, rtol=4 * torch.finfo(dtype).eps, atol=1e-3 * float(want.abs().max())
+    )
+    assert_same(
+        few_token_gated(x.double(), weight.double()).isfinite().all(), torch.tensor(True, device=DEVICE)
+    )
 
 
 @pytest.mark.skipif(INTERPRETED, reason="takes too long in the interpreter")
