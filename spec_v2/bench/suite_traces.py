@@ -29,7 +29,10 @@ def record_traces(workshop: Workshop, model_name: str, entry: str, folder: Path)
             contender = workshop.open(name, model_name, 1, {}, closing)
             assert isinstance(contender, EngineContender)
             prompts = workshop.model(model_name).prompts(1)
-            file = folder / f"{model_name}-{'-'.join(entry.lower().replace('=', '').split())}-{schedule}.trace.json.gz"
+            file = (
+                folder
+                / f"{model_name}-{'-'.join(entry.lower().replace('=', '').split())}-{schedule}.trace.json.gz"
+            )
             names.append(write_trace(contender, prompts, file).name)
     return names
 
