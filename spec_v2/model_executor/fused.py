@@ -1,8 +1,9 @@
-"""Decoder layers in about nine launches, laid over transformers' own modules from outside.
+"""Decoder layers in eight or nine launches, laid over transformers' own modules from outside.
 
     norm (with the sum before it) -> q, k, v -> rotary and KV write -> attention -> output projection
-    norm (with the sum before it) -> gate, up -> silu(gate) * up -> down
+    norm (with the sum before it) -> gate, up, silu(gate) * up -> down
 
+The gating is a launch of its own where tokens are many.
 A layer written as separate PyTorch operations launches about 35 kernels; for one token each of them takes longer to start
 than to run. Modules keep their places, names, weights and hooks: a fused layer is a `forward` set on the instance
 (`del layer.forward` takes it off), which falls back to the module's own wherever no forward batch is given. Layers are
