@@ -58,7 +58,13 @@ def add_bench_args(parser: argparse.ArgumentParser) -> None:
     )
     add("--schedules", _list_of(_one_of(SCHEDULES)), "overlap", "of sync, overlap", "A,B")
     add("--batch-sizes", _list_of(_count), "1", "prompts that run at a time", "N,M")
-    add("--prompts", _list_of(_one_of(tuple(KINDS))), "copy,free", "kinds of prompts: copy, free", "A,B")
+    add(
+        "--prompts",
+        _list_of(_one_of(tuple(KINDS))),
+        "copy,free",
+        f"kinds of prompts: {', '.join(KINDS)}",
+        "A,B",
+    )
     add("--max-new-tokens", _count, 64, "tokens that each prompt is given", "N")
     add("--repetitions", _count, 3, "timed runs of each contender in each case", "N")
     add("--against", _list_of(_one_of(OTHERS), may_be_empty=True), "", "in turn with ours: transformers", "A")
