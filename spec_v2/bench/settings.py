@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from spec_v2.bench.prompts import KINDS
 from spec_v2.bench.suite_settings import add_suite_args
 from spec_v2.models.gguf_cache import PACKAGED_MODELS
+from spec_v2.models.shipped import shipped_draft
 from spec_v2.server_args import ServerArgs, add_cli_args, flag_of, from_cli_args
 from spec_v2.spec_info import SpeculativeAlgorithm
 
@@ -136,6 +137,7 @@ def draft_path_of(settings: BenchSettings, algorithm: str) -> str | None:
     """Where an algorithm's draft model lies. STANDALONE on a built-in model has a stand-in."""
     args = settings.server_args
     given = settings.draft_models.get(algorithm) or args.speculative_draft_model_path
+    given = given or shipped_draft(replace(args, speculative_algorithm=algorithm))
     built_in = {name.casefold() for known in PACKAGED_MODELS for name in known.names}
     if given is None and algorithm == "STANDALONE" and args.model_path.casefold() in built_in:
         from spec_v2.models.loader import first_layers
