@@ -1,24 +1,27 @@
 """From nothing to a draft model that drafts: the whole of `train`, at toy size."""
 
-import json
-
-import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file
 
-from spec_v2 import Engine, SamplingParams
 from spec_v2.cli import main
-from spec_v2.observability.metrics import total
-from spec_v2.training.heldout import SHA256, heldout_prompts
+from spec_v2.training.heldout import heldout_prompts
 from spec_v2.training.kinds import KINDS
 from spec_v2.training.settings import KIND_NAMES
-from spec_v2.training.shards import Texts, make_batch, most_frequent, plan_batches, read_shard, read_texts, write_shard
-from tests.training_models import EOS, save_tiny_instruct, tiny_instruct
+from tests.training_models import save_tiny_instruct
 
 SMALL = ["--wave", "48", "--max-prompt-tokens", "12", "--max-answer-tokens", "40", "--heldout-tokens", "16"]
 DATA = ["--tokens", "6000", "--greedy-share", "1", *SMALL]
-FIT = ["--tokens-per-batch", "1024", "--warmup-steps", "10", "--lr", "3e-3", "--log-every", "5", "--draft-vocab-size", "48"]
+FIT = [
+    "--tokens-per-batch",
+    "1024",
+    "--warmup-steps",
+    "10",
+    "--lr",
+    "3e-3",
+    "--log-every",
+    "5",
+    "--draft-vocab-size",
+    "48",
+]
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -36,7 +37,9 @@ def drafting(target, algorithm, head, prompt, schedule="sync"):
 
     def watched(input_ids, positions, forward_batch, logits_at=None, target_hidden=None):
         out = forward(input_ids, positions, forward_batch, logits_at, target_hidden)
-        forwards.append(DraftForward(input_ids.tolist(), positions.tolist(), out.logits.clone(), target_hidden.clone()))
+        forwards.append(
+            DraftForward(input_ids.tolist(), positions.tolist(), out.logits.clone(), target_hidden.clone())
+        )
         return out
 
     engine.scheduler.worker.draft_runner.forward = watched
@@ -75,9 +78,13 @@ def test_features_are_what_the_engine_gives_the_head(algorithm, schedule, device
     features = captured_features(target, layers, text)[0]
     num_checked = 0
     for extend, *_ in rounds_of(forwards, CHAIN[0]):
-        real = [i for i, p in enumerate(extend.positions) if extend.tokens[i] == (text[p + 1 : p + 2] or [-1])[0]]
+        real = [
+            i for i, p in enumerate(extend.positions) if extend.tokens[i] == (text[p + 1 : p + 2] or [-1])[0]
+        ]
         for i in real[: real[-1] + 1]:
-            torch.testing.assert_close(extend.hidden_in[i], features[extend.positions[i]], atol=1e-9, rtol=1e-9)
+            torch.testing.assert_close(
+                extend.hidden_in[i], features[extend.positions[i]], atol=1e-9, rtol=1e-9
+            )
             num_checked += 1
             break  # rows behind the first wrong one are garbage
     assert num_checked > 3
@@ -143,7 +150,9 @@ def test_gradients_are_those_of_separate_chains(device):
         mine = copy.deepcopy(head).requires_grad_()
         mine.decoder.embed_tokens.weight.requires_grad_(False)
         total = sum(mine.readout(h).square().sum() for h in states_of(mine))
-        return torch.autograd.grad(total, [mine.decoder.fc.weight, mine.decoder.midlayer.self_attn.k_proj.weight])
+        return torch.autograd.grad(
+            total, [mine.decoder.fc.weight, mine.decoder.midlayer.self_attn.k_proj.weight]
+        )
 
     starts = range(len(text) - 1 - num_steps)
 
@@ -181,12 +190,12 @@ def test_norms_are_replaced_only_where_nothing_changes():
     from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
     ids = torch.tensor([TEXT])
-    for make, config, replaced in (
-        (LlamaForCausalLM, LlamaConfig, True),
-        (Gemma2ForCausalLM, Gemma2Config, False),
-    ):
-        settings = tiny.config_kwargs(head_dim=8) if config is Gemma2Config else tiny.config_kwargs()
-        model = tiny.seeded(lambda make=make, c=config(**settings): make(c), 0).eval().requires_grad_(False)
+    families = (
+        (LlamaForCausalLM, LlamaConfig(**tiny.config_kwargs()), True),
+        (Gemma2ForCausalLM, Gemma2Config(**tiny.config_kwargs(head_dim=8)), False),
+    )
+    for make, config, replaced in families:
+        model = tiny.seeded(partial(make, config), 0).eval().requires_grad_(False)
         for p in model.parameters():
             if p.dim() == 1:
                 p.add_(torch.linspace(-0.5, 0.5, len(p)))

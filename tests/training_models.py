@@ -15,7 +15,12 @@ def tiny_instruct(seed: int = 0, **changes: Any) -> Any:
     """In float32, as training on a CPU is. Deep enough for EAGLE-3, and tame enough to be learnt."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    settings = {"num_hidden_layers": LAYERS, "initializer_range": 0.3, "eos_token_id": EOS, "max_position_embeddings": 512} | changes
+    settings = {
+        "num_hidden_layers": LAYERS,
+        "initializer_range": 0.3,
+        "eos_token_id": EOS,
+        "max_position_embeddings": 512,
+    } | changes
     config = LlamaConfig(**config_kwargs(**settings))
     return seeded(lambda: LlamaForCausalLM(config), seed).eval().requires_grad_(False)
 

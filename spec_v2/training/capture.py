@@ -61,7 +61,7 @@ class Target:
         bias = self.model.get_output_embeddings().bias
         if bias is not None:
             logits = logits + (bias if vocabulary is None else bias[vocabulary])
-        return logits.softmax(-1)
+        return logits.softmax(-1)  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """Remove the hooks and give the model its own attention back."""

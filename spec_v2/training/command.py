@@ -51,6 +51,12 @@ def add_train_args(parser: argparse.ArgumentParser) -> None:
         metavar="MIN",
         help="minutes for the stage: of each kind in fit, of the whole in all",
     )
+    parser.add_argument(
+        "--init-from",
+        type=Path,
+        metavar="DIR",
+        help="begin with the weights in DIR/KIND, with fresh moments and a full schedule",
+    )
     parser.add_argument("--resume", action="store_true", help="go on from what is in OUT")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument(
@@ -142,7 +148,7 @@ def fit_stage(
     """Train one kind into OUT/KIND. `time_limit`: seconds of training, earlier parts of a resumed run included."""
     from spec_v2.facts import machine, versions
     from spec_v2.training.checkpoint import update_record
-    from spec_v2.training.fit import Run
+    from spec_v2.training.fit import PROGRESS, Run
     from spec_v2.training.generate import HELDOUT_FILE
     from spec_v2.training.heldout import SHA256
     from spec_v2.training.kinds import KINDS
@@ -155,9 +161,11 @@ def fit_stage(
     heldout = read_shard(data / HELDOUT_FILE)[0] if (data / HELDOUT_FILE).exists() else None
     folder.mkdir(parents=True, exist_ok=True)
     loaded = _load(options, for_engine=False)
-    run = Run(KINDS[name], loaded.model, texts, heldout, settings, folder)
+    goes_on = options.resume and (folder / PROGRESS).exists()
+    begun = options.init_from / name if options.init_from is not None else None
+    run = Run(KINDS[name], loaded.model, texts, heldout, settings, folder, folder if goes_on else begun)
     try:
-        if options.resume:
+        if goes_on:
             run.resume()
         run.train()
         update_record(

@@ -20,6 +20,9 @@ from spec_v2.training.optimizer import MasterAdamW, lr_at
 from spec_v2.training.settings import Settings
 from spec_v2.training.shards import Batch, Texts, make_batch, most_frequent, plan_batches
 
+STATE = "state"
+PROGRESS = f"{STATE}/progress.json"
+
 
 @dataclass(slots=True)
 class Progress:
@@ -37,23 +40,23 @@ class Run:
     """One draft model in training: everything that a step reads and a save writes."""
 
     def __init__(
-        self, kind: Kind, model: Any, texts: Texts, heldout: Texts | None, settings: Settings, folder: Path
+        self,
+        kind: Kind,
+        model: Any,
+        texts: Texts,
+        heldout: Texts | None,
+        settings: Settings,
+        folder: Path,
+        start_from: Path | None = None,
     ) -> None:
+        """`start_from`: a folder with weights to begin from, in place of fresh ones."""
         self.kind, self.texts, self.settings, self.folder = kind, texts, settings, folder
         self.device = model.device
         self.target = Target(with_fused_norms(model), kind.aux_layers(model))
-        vocab_size, self.vocabulary = int(model.config.vocab_size), None
-        if kind.reduces_vocabulary and settings.draft_vocab_size < vocab_size:
-            eos = model.config.eos_token_id
-            always = [eos] if isinstance(eos, int) else list(eos or ())
-            self.vocabulary = most_frequent(texts, vocab_size, settings.draft_vocab_size, always)
+        vocab_size = int(model.config.vocab_size)
+        self.head, self.vocabulary = self._begin(model, start_from)
         self.draftable = draftable_table(self.vocabulary, vocab_size)
         self.num_steps = settings.num_steps or kind.num_steps
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(settings.seed)
-            self.head = with_fused_norms(kind.build(model, self.vocabulary))
-        if self.vocabulary is not None:
-            self.vocabulary = self.vocabulary.to(self.device)
         parameters = trainable(self.head, model)
         for parameter in parameters.values():
             parameter.requires_grad_()
@@ -68,6 +71,22 @@ class Run:
         self.heldout = list(self._batches_of(heldout)) if heldout is not None else []
         self.progress = Progress(next_measure=settings.measure_from)
         self.curve = folder / "curve.jsonl"
+
+    def _begin(self, model: Any, start_from: Path | None) -> tuple[Any, Tensor | None]:
+        """The draft model, and the ids that it drafts from; None for all."""
+        kind, settings, vocab_size = self.kind, self.settings, int(model.config.vocab_size)
+        if start_from is not None:
+            head = with_fused_norms(kind.load(start_from, model))
+            return head, getattr(head, "target_ids", None)
+        vocabulary = None
+        if kind.reduces_vocabulary and settings.draft_vocab_size < vocab_size:
+            eos = model.config.eos_token_id
+            always = [eos] if isinstance(eos, int) else list(eos or ())
+            vocabulary = most_frequent(self.texts, vocab_size, settings.draft_vocab_size, always)
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(settings.seed)
+            head = with_fused_norms(kind.build(model, vocabulary))
+        return head, vocabulary.to(self.device) if vocabulary is not None else None
 
     # -- the loop --------------------------------------------------------------------------------------------
 
@@ -197,20 +216,16 @@ class Run:
         self.optimizer.use(averages=True)
         write_checkpoint(self.folder, self.kind, self.head)
         self.optimizer.use(averages=False)
-        self.optimizer.save(self.folder / "state")
+        self.optimizer.save(self.folder / STATE)
         state = {"progress": asdict(self.progress), "settings": asdict(self.settings), "kind": self.kind.name}
-        unfinished = self.folder / "state" / "progress.unfinished"
+        unfinished = (self.folder / PROGRESS).with_suffix(".unfinished")
         unfinished.write_text(json.dumps(state))
-        unfinished.replace(self.folder / "state" / "progress.json")
+        unfinished.replace(self.folder / PROGRESS)
 
-    def resume(self) -> bool:
-        """Go on from the last save, if there is one."""
-        path = self.folder / "state" / "progress.json"
-        if not path.exists():
-            return False
-        self.progress = Progress(**json.loads(path.read_text())["progress"])
-        self.optimizer.load(self.folder / "state", self.progress.step)
-        return True
+    def resume(self) -> None:
+        """Go on from the last save of `folder`, from whose weights this run was begun."""
+        self.progress = Progress(**json.loads((self.folder / PROGRESS).read_text())["progress"])
+        self.optimizer.load(self.folder / STATE, self.progress.step)
 
     def close(self) -> None:
         """Give the target back."""

@@ -46,8 +46,8 @@ class ChatFrame:
             raise ValueError(
                 "model_path: its chat template changes the user's text; use another instruct model"
             )
-        ids = [tuple(tokenizer(part, add_special_tokens=False)["input_ids"]) for part in (before, after)]
-        return cls(*ids, stops=ids[1][:1])
+        first, last = (tuple(tokenizer(s, add_special_tokens=False)["input_ids"]) for s in (before, after))
+        return cls(first, last, stops=last[:1])
 
     def around(self, prompt: Sequence[int]) -> tuple[int, ...]:
         """A whole prompt, ready to be answered."""

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from spec_v2.models.draft_models import load_eagle3_head, load_eagle_head
 from spec_v2.models.eagle import EagleHead
 from spec_v2.models.eagle3 import Eagle3Head, default_aux_layers
 from spec_v2.training.capture import Captured
@@ -38,6 +40,10 @@ class Kind(ABC):
     @abstractmethod
     def build(self, target: Any, vocabulary: Int[Tensor, " v"] | None) -> nn.Module:
         """A fresh draft model for a target, in the target's dtype."""
+
+    @abstractmethod
+    def load(self, folder: Path, target: Any) -> nn.Module:
+        """A saved draft model. Raises ValueError where it does not fit."""
 
     @abstractmethod
     def states(
@@ -72,6 +78,9 @@ class Eagle(Kind):
             head.fc.bias.zero_()
         return head
 
+    def load(self, folder: Path, target: Any) -> EagleHead:
+        return load_eagle_head(folder, target)
+
     def states(self, head: Any, batch: Batch, captured: Captured, num_steps: int) -> list[Tensor]:
         return unroll(head, batch.tokens, captured.hidden, num_steps)
 
@@ -105,6 +114,9 @@ class Eagle3(Kind):
                 head.norm.weight.copy_(norm.weight)
         head.d2t.copy_(ids - torch.arange(len(ids)))  # type: ignore[operator]
         return head
+
+    def load(self, folder: Path, target: Any) -> Eagle3Head:
+        return load_eagle3_head(folder, target)
 
     def states(self, head: Any, batch: Batch, captured: Captured, num_steps: int) -> list[Tensor]:
         return unroll(head, batch.tokens, captured.aux, num_steps)

@@ -63,7 +63,7 @@ def run_batch(
             logits = kind.readout(head, leaf.flatten(0, 1)[starts], step)
             loss = loss_function(logits, wanted) if len(starts) else logits.sum()
         if backward:
-            (loss * (weights[step] / sum(weights))).backward()  # type: ignore[no-untyped-call]
+            (loss * (weights[step] / sum(weights))).backward()
             gradients.append(leaf.grad)
         losses.append(loss.detach())
         if with_agreement:
@@ -83,7 +83,7 @@ def compiled_or_not(wanted: bool, device: torch.device, vocab_size: int) -> Loss
     try:
         for rows in (64, 96):  # the second size finds out whether the first was taken for fixed
             logits = torch.zeros(rows, vocab_size, dtype=torch.bfloat16, device=device, requires_grad=True)
-            compiled(logits, torch.zeros_like(logits).softmax(-1).detach()).backward()  # type: ignore[no-untyped-call]
+            compiled(logits, torch.zeros_like(logits).softmax(-1).detach()).backward()
     except Exception as error:  # noqa: BLE001 - no compiler, no driver: whatever it is, the loss is right without
         _LOG.warning("torch.compile does not work here (%s); training goes on without it", _first_line(error))
         with contextlib.suppress(Exception):

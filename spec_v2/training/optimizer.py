@@ -31,7 +31,7 @@ class MasterAdamW:
         self.parameters = dict(parameters)
         self.clip, self.ema = clip, ema
         wide = [p.detach().to(_wide(p.dtype), copy=True) for p in self.parameters.values()]
-        self.masters = [nn.Parameter(w) for w in wide]
+        self.masters: list[Tensor] = [nn.Parameter(w) for w in wide]
         self.averages = [w.clone() for w in wide] if ema else []
         matrices = [m for m in self.masters if m.dim() > 1]
         others = [m for m in self.masters if m.dim() <= 1]
@@ -41,7 +41,7 @@ class MasterAdamW:
 
     def step(self, lr: float) -> Float[Tensor, ""]:
         """Take a step and forget the gradients. Returns their norm before clipping."""
-        weights = list(self.parameters.values())
+        weights: list[Tensor] = list(self.parameters.values())
         for master, weight in zip(self.masters, weights, strict=True):
             assert weight.grad is not None
             master.grad = weight.grad.to(master.dtype)
@@ -52,14 +52,14 @@ class MasterAdamW:
         self.adamw.step()
         with torch.no_grad():
             if self.ema:
-                torch._foreach_lerp_(self.averages, list(self.masters), 1 - self.ema)
-            torch._foreach_copy_(weights, list(self.masters))
+                torch._foreach_lerp_(self.averages, self.masters, 1 - self.ema)
+            torch._foreach_copy_(weights, self.masters)
         return norm
 
     @torch.no_grad()
     def use(self, *, averages: bool) -> None:
         """Put the averages, or the master weights again, into the model."""
-        source = self.averages if averages and self.ema else list(self.masters)
+        source = self.averages if averages and self.ema else self.masters
         torch._foreach_copy_(list(self.parameters.values()), source)
 
     # -- files -----------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ class MasterAdamW:
 
     def _flat(self) -> dict[str, list[Tensor]]:
         state = self.adamw.state
-        named: dict[str, list[Tensor]] = {"master": list(self.masters)}
+        named: dict[str, list[Tensor]] = {"master": self.masters}
         if state:
             named |= {name: [state[m][name] for m in self.masters] for name in ("exp_avg", "exp_avg_sq")}
         if self.ema:
