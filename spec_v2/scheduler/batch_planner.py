@@ -80,7 +80,8 @@ class BatchPlanner:
         keep = [r for r in batch.reqs if r.row and not r.finished and not r.is_finishing()]
         self._make_room(keep)
         if len(keep) < len(batch):
-            batch.select([i for i, r in enumerate(batch.reqs) if r in keep], self.pin)
+            kept = set(keep)  # a list would be searched a thousand times in a batch of a thousand
+            batch.select([i for i, r in enumerate(batch.reqs) if r in kept], self.pin)
         if not keep:
             self.running_batch = None
             return None
