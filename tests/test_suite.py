@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from spec_v2.bench import suite as suite_module
+from spec_v2.bench import suite_record as record_module
 from spec_v2.bench.contenders import EngineContender
 from spec_v2.bench.cost_model import GAPS
 from spec_v2.bench.prediction import Hardware, ModelCost, StepCost, measure_hardware
@@ -329,7 +330,7 @@ def test_a_case_is_a_model_at_a_batch_size():
 
 def test_the_time_limit_lists_what_it_left_out(tmp_path, monkeypatch):
     clock = types.SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr(suite_module, "time", clock)
+    monkeypatch.setattr(record_module, "time", clock)
     compare = SuiteRun._compare
 
     def slow(self, *args):
