@@ -9,11 +9,14 @@ import torch
 
 from spec_v2.admission import Prompt, RequestFactory
 from spec_v2.completion import Completion, completion_of
+from spec_v2.kernels.paged_attention.host_lens import HostLens
 from spec_v2.mem_cache.kv_cache_builder import build_kv_cache
 from spec_v2.model_executor.cuda_graph_runner import CudaGraphRunner
 from spec_v2.model_executor.fuse import speed_up
 from spec_v2.model_executor.graph_runner import capture_sizes
 from spec_v2.model_executor.model_runner import ModelRunner
+from spec_v2.model_executor.npu_backend import NpuKind, can_pin, load_npu, npu_kind, use_fused_attention
+from spec_v2.model_executor.npu_graph_runner import NpuGraphs
 from spec_v2.models.draft_models import check_draft_model, load_draft_model
 from spec_v2.models.eagle3 import default_aux_layers
 from spec_v2.models.shipped import shipped_draft
@@ -23,7 +26,7 @@ from spec_v2.sampling_params import SamplingParams
 from spec_v2.scheduler.future_map import FutureMap
 from spec_v2.scheduler.schedule_batch import Request
 from spec_v2.scheduler.scheduler import Scheduler
-from spec_v2.scheduler.streams import make_stream
+from spec_v2.scheduler.streams import NpuStream, make_stream
 from spec_v2.server_args import ServerArgs
 from spec_v2.spec_info import SpeculativeAlgorithm
 from spec_v2.speculative.forced_acceptance import say_if_forced
@@ -271,6 +274,10 @@ class Engine:
         self._forward_stream = make_stream("forward", self.device, self.trace, num_threads)
         self._copy_stream = make_stream("copy", self.device, self.trace, 1)
         cache.row_table.on_stream = self._forward_stream.owns_current_thread
+        if isinstance(self._forward_stream, NpuStream):
+            lens = self._forward_stream.host_lens = HostLens(args.page_size)
+            if use_fused_attention(cache, target, draft, lens):
+                future_map.mirror_on_host(can_pin(self.device.type))
         worker = worker_class(
             stream=self._forward_stream,
             target=target,
@@ -297,10 +304,14 @@ class Engine:
         """Let the forward stream record decode steps, where it can. Returns the batch sizes that it will see."""
         args = self.server_args
         # debug checks read values on the host
-        if self.device.type != "cuda" or args.disable_cuda_graph or future_map.debug:
+        if self.device.type == "cpu" or args.disable_cuda_graph or future_map.debug:
             return ()
         future_map.open_row_0()
-        self._forward_stream.graphs = CudaGraphRunner(self.device)
+        if isinstance(self._forward_stream, NpuStream):
+            assert self._forward_stream.host_lens is not None
+            self._forward_stream.graphs = NpuGraphs(self.device, self._forward_stream.host_lens)
+        else:
+            self._forward_stream.graphs = CudaGraphRunner(self.device)
         return capture_sizes(
             min(args.cuda_graph_max_bs or args.max_running_requests, args.max_running_requests)
         )
@@ -308,9 +319,11 @@ class Engine:
 
 def _device(name: str) -> torch.device:
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return load_npu() if npu_kind() is NpuKind.REAL else torch.device("cpu")
     if name == "npu":
-        raise ValueError("device='npu': this release has no NPU stream; use --device cpu or --device cuda")
+        return load_npu()
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={name!r}: this machine has no usable CUDA device; use --device cpu")

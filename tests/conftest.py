@@ -23,17 +23,31 @@ def pytest_addoption(parser):
     group.addoption(
         "--only-scheduled", action="store_true", help="leave out the tests that no schedule changes"
     )
-    group.addoption("--backend", choices=("cpu", "cuda"), default="cpu", help="where models and caches live")
+    group.addoption(
+        "--backend",
+        choices=("cpu", "cuda", "npu"),
+        default="cpu",
+        help="where models and caches live; npu: see docs/npu.md",
+    )
 
 
 def pytest_configure(config):
     if config.getoption("--backend") == "cuda" and not torch.cuda.is_available():
         raise pytest.UsageError("--backend=cuda: this machine has no usable CUDA device")
+    if config.getoption("--backend") == "npu":
+        from tests.npu.choose import choose_npu
+
+        choose_npu()
     torch.set_num_threads(1)  # tiny tensors: a second thread only costs
 
 
 def pytest_report_header(config):
-    return f"spec_v2: schedule={config.getoption('--schedule')}, backend={config.getoption('--backend')}"
+    header = f"spec_v2: schedule={config.getoption('--schedule')}, backend={config.getoption('--backend')}"
+    if config.getoption("--backend") == "npu":
+        from tests.npu.choose import describe_npu
+
+        header += f" ({describe_npu()})"
+    return header
 
 
 def pytest_generate_tests(metafunc):

@@ -2,6 +2,7 @@
 
 import os
 
+import torch
 from torch import Tensor
 
 INT32_MAX = 2**31 - 1
@@ -10,6 +11,11 @@ INT32_MAX = 2**31 - 1
 def runs_triton(tensor: Tensor) -> bool:
     """Whether an operation on this tensor runs its Triton kernel rather than its reference."""
     return tensor.is_cuda
+
+
+def runs_npu_operator(tensor: Tensor, name: str) -> bool:
+    """Whether torch_npu, or the simulation of it, has an operator of this name for a tensor where it lies."""
+    return tensor.device.type == "npu" and hasattr(torch.ops.npu, name)
 
 
 def debug_kernels() -> bool:

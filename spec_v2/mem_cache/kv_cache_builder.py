@@ -13,7 +13,7 @@ from spec_v2.mem_cache.kv_pool import KvPool, LayerGeometry, RowTable, bytes_per
 from spec_v2.mem_cache.prefix_cache import PrefixCache
 
 CPU_KV_BUDGET_BYTES = 2 << 30
-CUDA_FREE_FRACTION = 0.6
+FREE_FRACTION = 0.6  # of a card's memory
 LARGEST_POOL = 2**31  # slots
 
 
@@ -56,7 +56,7 @@ def build_kv_cache(
     `slots_per_step`: row positions one decode step may write. `workspace_bytes`: what the largest step needs beside
     the cache, left alone where the pool takes its share of the memory. A row is wide enough for a full context and
     two steps' reserve. `max_total_tokens` is the pool's size in tokens; None takes `mem_fraction` of the memory
-    (by default 2 GiB on a CPU, 60% of what is free on CUDA), at most what all rows can hold. `pair_keys`:
+    (by default 2 GiB on a CPU, 60% of what is free on a card), at most what all rows can hold. `pair_keys`:
     prefixes are keyed by token pairs, as shifted drafts need. Raises ValueError where the pool would not hold
     a single page, or more slots than a row table can name.
     """
@@ -64,7 +64,7 @@ def build_kv_cache(
     if max_total_tokens is None:
         slot_bytes = bytes_per_slot(target_geometry, dtype) + bytes_per_slot(draft_geometry, dtype)
         budget = _budget_bytes(device, mem_fraction)
-        if device.type == "cuda" or mem_fraction is not None:
+        if device.type != "cpu" or mem_fraction is not None:
             budget = _without_workspace(budget, workspace_bytes)
         max_total_tokens = min(max_running_requests * row_width, budget // max(slot_bytes, 1))
     num_pages = max_total_tokens // page_size
@@ -101,8 +101,8 @@ def _without_workspace(budget: int, workspace_bytes: int) -> int:
 
 
 def _budget_bytes(device: torch.device, fraction: float | None) -> int:
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free * (fraction or CUDA_FREE_FRACTION))
+    if device.type != "cpu":
+        free, _ = torch.get_device_module(device).mem_get_info(device)
+        return int(free * (fraction or FREE_FRACTION))
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return int(physical * fraction) if fraction else min(CPU_KV_BUDGET_BYTES, physical // 4)

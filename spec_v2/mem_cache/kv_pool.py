@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from spec_v2.kernels.move_kv import SlotBuffers, move_accepted_kv
+from spec_v2.kernels.paged_attention.host_lens import HostLens
 from spec_v2.kernels.row_slots import slots_at, write_slots
 from spec_v2.kernels.write_kv import write_kv
 
@@ -29,7 +30,7 @@ class KvPool:
     """Keys and values of each layer, `[num_slots, num_kv_heads, dim]`. Slot 0 is padding and stays finite.
 
     `paged_attention`: whether forwards read it in place, through the row table (True), or gather what they read
-    (False). None leaves that to them.
+    (False). None leaves that to them. `host_lens`: where an operator that reads it in place finds lengths on the host.
     """
 
     def __init__(
@@ -39,9 +40,15 @@ class KvPool:
         self.num_slots = num_slots
         self.debug = False  # check slot numbers where they are used, which waits for the device
         self.paged_attention: bool | None = None
+        self.host_lens: HostLens | None = None
+        self._has_int32_slots = device.type == "npu"  # 64-bit indices go to a slower processor there
         self.keys = [_zeros(num_slots, g.num_kv_heads, g.key_dim, dtype, device) for g in geometry]
         self.values = [_zeros(num_slots, g.num_kv_heads, g.value_dim, dtype, device) for g in geometry]
         self._buffers = SlotBuffers.of((*self.keys, *self.values))
+
+    def slot_ids(self, slots: Int[Tensor, " t"]) -> Int[Tensor, " t"]:
+        """Slots in the width in which this device writes by them."""
+        return slots.int() if self._has_int32_slots else slots
 
     def write(
         self,

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spec_v2.kernels.paged_attention import paged_attention
+from spec_v2.kernels.paged_attention.npu import paged_attention_npu
 from spec_v2.mem_cache.kv_pool import LayerGeometry
 from spec_v2.model_executor.forward_batch import AttentionGroup, ForwardBatch
 
@@ -129,6 +130,11 @@ def attend_written(
             softcap=softcap,
             sinks=s_aux,
         )
+    if forward_batch.npu is not None:
+        return paged_attention_npu(
+            query, pool.keys[layer], pool.values[layer], forward_batch.npu,
+            scaling=scaling, sliding_window=sliding_window,
+        )  # fmt: skip
     out: list[Tensor] = []
     for group in forward_batch.groups:
         b, q = group.query_positions.shape

@@ -2,7 +2,7 @@
 
 A query sees the prefix of its request and those tokens of this forward's window that `visible` names: its ancestors
 in a tree, its predecessors in a chain. Two forms say so. Where a kernel reads KV in place there is a `PagedView`: the
-row table, lengths, and the window's mask as bits. Elsewhere keys are gathered, and a forward is a list of attention
+row table, lengths, and the window's mask as bits (for an NPU's operator an `NpuView`). Elsewhere keys are gathered, and a forward is a list of attention
 groups: requests that have the same number of query tokens. Decode, draft, verify and draft-extend are one group; a
 prefill has one group per request.
 """
@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spec_v2.kernels.paged_attention import KERNEL_DTYPES, PagedView, TreeWindow
+from spec_v2.kernels.paged_attention.npu import NpuView
 from spec_v2.mem_cache.kv_pool import KvPool, RowTable
 
 
@@ -57,12 +58,13 @@ class AttentionGroup:
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
-    """One forward: where its KV goes (`out_slots`) and what its queries see (`paged`, or else `groups`)."""
+    """One forward: where its KV goes (`out_slots`) and what its queries see (`paged`, `npu`, or else `groups`)."""
 
     kv_pool: KvPool
     out_slots: Int[Tensor, " t"]
     groups: tuple[AttentionGroup, ...] = ()
     paged: PagedView | None = None
+    npu: NpuView | None = None
 
 
 def reads_in_place(kv_pool: KvPool) -> bool:
@@ -82,13 +84,15 @@ def window_forward_batch(
     window_slots: Int[Tensor, "b win"],
     window_positions: Int[Tensor, "b win"],
     visible: Bool[Tensor, "b q win"] | None = None,
+    ahead: int = 0,
 ) -> ForwardBatch:
     """Each request runs the last `q` tokens of its window; all of the window's KV is readable.
 
     Window token `j` is at position `prefix_lens[i] + j` of the request's row. Without `visible` the window is a chain
     and all of it runs. `max_prefix_len` is a host bound on `prefix_lens` (device): shapes never wait for the device.
+    `ahead`: how many tokens `prefix_lens` are longer than the step's lengths, for an operator that has those from the host.
     """
-    if reads_in_place(kv_pool):
+    if kv_pool.host_lens is not None or reads_in_place(kv_pool):
         num_queries, window = window_slots.shape[1], None
         if visible is not None:
             num_queries = visible.shape[1]
@@ -105,7 +109,12 @@ def window_forward_batch(
             max_queries=num_queries,
             window=window,
         )
-        return ForwardBatch(kv_pool, window_slots[:, -num_queries:].flatten(), paged=view)
+        out_slots = kv_pool.slot_ids(window_slots[:, -num_queries:].flatten())
+        if kv_pool.host_lens is not None:
+            return ForwardBatch(
+                kv_pool, out_slots, npu=NpuView(view=view, lens=kv_pool.host_lens, ahead=ahead)
+            )
+        return ForwardBatch(kv_pool, out_slots, paged=view)
 
     if visible is None:
         win = window_slots.shape[1]
@@ -122,7 +131,8 @@ def window_forward_batch(
         query_positions=query_positions,
         mask=torch.cat([in_prefix[:, None, :].expand(-1, num_queries, -1), visible], 2),
     )
-    return ForwardBatch(kv_pool, window_slots[:, -num_queries:].flatten(), (group,))
+    out_slots = kv_pool.slot_ids(window_slots[:, -num_queries:].flatten())
+    return ForwardBatch(kv_pool, out_slots, (group,))
 
 
 def extend_forward_batch(
@@ -152,7 +162,7 @@ def extend_forward_batch(
         )
         out_slots.append(slots[0, prefix:])
         start += length
-    return ForwardBatch(kv_pool, torch.cat(out_slots), tuple(groups))
+    return ForwardBatch(kv_pool, kv_pool.slot_ids(torch.cat(out_slots)), tuple(groups))
 
 
 def _paged_extend(

@@ -59,7 +59,7 @@ def speed_up(model: nn.Module, shared_with: nn.Module | None = None) -> None:
     """What makes a model faster where it is, for one that nobody else uses, but for what it shares with `shared_with`."""
     if next(model.parameters()).device.type == "cpu":
         speed_up_linears(model, shared_with)
-    else:
+    elif next(model.parameters()).is_cuda:  # what is fused are Triton kernels
         _LOG.debug("%s: %s", type(model).__name__, fuse_layers(model))
         fuse_linears(model)
 

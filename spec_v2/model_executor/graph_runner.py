@@ -57,13 +57,14 @@ class Recording:
 class GraphRunner(ABC):
     """Abstract: a device says how to record and replay; everything else is here."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, owned: dict[int, Tensor] | None = None) -> None:
+        """`owned`: outputs of recordings, where several runners serve one stream and read each other's."""
         self.device = device
         self.num_captures = 0
         self._seen: dict[Any, list[Any]] = {}  # leaves of the first call of each kind
         self._recordings: dict[Any, list[Recording]] = {}
         self._newest: dict[Any, Recording] = {}  # by launch: most steps repeat the last one
-        self._owned: dict[int, Tensor] = {}  # outputs of recordings, which never move
+        self._owned = {} if owned is None else owned  # outputs of recordings, which never move
         self._refused: dict[Any, bool] = {}
 
     @abstractmethod
@@ -145,7 +146,7 @@ class GraphRunner(ABC):
         self.num_captures += 1
         owned: list[Any] = []
         _describe(recording.outputs, owned)
-        self._owned |= {id(tensor): tensor for tensor in owned}
+        self._owned.update((id(tensor), tensor) for tensor in owned)
         return True
 
     def _feed(self, recording: Recording, leaves: list[Any]) -> bool:

@@ -55,10 +55,11 @@ class ModelRunner:
             keep = partial(self._keep_aux, place)
             self._hooks.append(layer.register_forward_pre_hook(keep, with_kwargs=True))
         try:
-            self.geometry = probe_attention(self.model, field).geometry
+            probe = probe_attention(self.model, field)
         except BaseException:
             self.detach()
             raise
+        self.geometry, self.attention_options = probe.geometry, probe.options
         self.vocab_size = int(self.model.config.vocab_size)
         self.hidden_size = int(self.model.config.hidden_size)
         # ids in the target's vocabulary, of a head whose vocabulary is a part of it

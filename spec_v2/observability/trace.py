@@ -37,7 +37,7 @@ class Trace:
         self._origin_ns = time.perf_counter_ns()
         # Recorded launches of a step are joined, which is faster, unless each is to have its own span.
         self.separate_launches = False
-        self._device_origin: torch.cuda.Event | None = None
+        self._device_origin: Any = None
         self._device_origin_ns = 0
 
     @contextmanager
@@ -49,14 +49,15 @@ class Trace:
             self._raw.append((lane, name, step, start, time.perf_counter_ns()))
 
     @contextmanager
-    def device_span(self, lane: str, name: str, step: int, stream: torch.cuda.Stream) -> Iterator[None]:
-        """A span on a CUDA stream, timed by events that are read only by `spans()`."""
+    def device_span(self, lane: str, name: str, step: int, stream: Any) -> Iterator[None]:
+        """A span on a card's stream, timed by events that are read only by `spans()`."""
+        make_event = torch.get_device_module(stream.device).Event
         if self._device_origin is None:
             stream.synchronize()
-            self._device_origin = torch.cuda.Event(enable_timing=True)
+            self._device_origin = make_event(enable_timing=True)
             self._device_origin.record(stream)
             self._device_origin_ns = time.perf_counter_ns()
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, end = make_event(enable_timing=True), make_event(enable_timing=True)
         start.record(stream)
         try:
             yield

@@ -11,6 +11,7 @@ import torch
 
 from spec_v2.mem_cache.kv_cache_builder import KvCache
 from spec_v2.model_executor.graph_runner import padded_size
+from spec_v2.model_executor.npu_backend import can_pin
 from spec_v2.scheduler.sampling_batch_info import SamplingBatchInfo, host_tensor
 from spec_v2.scheduler.schedule_batch import Request, ScheduleBatch
 from spec_v2.server_args import ServerArgs
@@ -35,7 +36,7 @@ class BatchPlanner:
         self.server_args = server_args
         self.cache = cache
         self.sizes = sizes  # batch sizes that decode steps are recorded for
-        self.pin = device.type == "cuda"
+        self.pin = can_pin(device.type)
         self.waiting: deque[Request] = deque()
         self.live: dict[int, Request] = {}
         self.running_batch: ScheduleBatch | None = None

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from spec_v2.kernels.adjust_logits import TokenCounts
 from spec_v2.kernels.future_rows import gather_rows, publish_rows, stash_rows
+from spec_v2.scheduler.sampling_batch_info import host_tensor
 from spec_v2.scheduler.schedule_batch import ScheduleBatch
 from spec_v2.scheduler.streams import Event, Stream
 from spec_v2.types import NextDraft, StepInputs, Verdict
@@ -21,6 +22,7 @@ POISON = -1
 class FutureMap:
     """The rows. `new_seq_lens` is written by `publish`, between verify and draft-extend; the rest by `stash`.
 
+    `host_seq_lens`: on the host, what `new_seq_lens` was when it was published last; None where nobody asks.
     `history` holds the known tokens of each request by position (width 0 where no worker reads it). With
     `debug`, a row is poisoned once it was read, so a step that reads what nobody wrote is noticed.
     """
@@ -54,6 +56,7 @@ class FutureMap:
         )
         self.token_counts = TokenCounts(num_rows, vocab_size, device)
         self.publish_ready: Event | None = None
+        self.host_seq_lens: Int[Tensor, " rows"] | None = None
         self.debug = debug
 
     def open_row_0(self) -> None:
@@ -69,6 +72,22 @@ class FutureMap:
         rows = rows.to(verdict.new_seq_lens.device, non_blocking=True)
         publish_rows(rows, verdict.new_seq_lens, self.new_seq_lens)
         return verdict.new_seq_lens
+
+    def mirror_on_host(self, pin: bool) -> None:
+        """Keep `host_seq_lens` from now on."""
+        self.host_seq_lens = host_tensor([POISON] * len(self.new_seq_lens), torch.long, pin)
+
+    def copy_lens_to_host(self) -> None:
+        """Start the download; what it brings may be read after `publish_ready`."""
+        assert self.host_seq_lens is not None
+        self.host_seq_lens.copy_(self.new_seq_lens, non_blocking=True)
+
+    def lens_on_host(self, rows: Int[Tensor, " b"]) -> tuple[int, ...]:
+        """The newest lengths of these rows, in tokens. Waits until they are published."""
+        assert self.host_seq_lens is not None
+        assert self.publish_ready is not None
+        self.publish_ready.synchronize()
+        return tuple(self.host_seq_lens[rows].tolist())
 
     def stash(self, rows: Int[Tensor, " b"], verdict: Verdict, next_draft: NextDraft) -> None:
         """Keep what the next step starts from: the bonus token and the first level of its tree."""

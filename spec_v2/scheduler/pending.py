@@ -8,14 +8,16 @@ T = TypeVar("T")
 class Step:
     """One scheduler step, as the streams know it. `error`: the first exception of any of its launches.
 
-    `captured`: launches go through the stream's `graphs`, as what they read and make has a fixed shape.
+    `captured`: launches go through the stream's `graphs`, as what they read and make has a fixed shape. `seq_lens`: of
+    the batch's rows before the step, where a device's attention takes them from the host.
     """
 
-    __slots__ = ("captured", "error", "index")
+    __slots__ = ("captured", "error", "index", "seq_lens")
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.captured = False
+        self.seq_lens: tuple[int, ...] = ()
         self.error: BaseException | None = None
 
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from spec_v2.mem_cache.kv_cache_builder import KvCache
+from spec_v2.model_executor.npu_backend import can_pin
 from spec_v2.observability.trace import Trace
 from spec_v2.scheduler.batch_planner import BatchPlanner
 from spec_v2.scheduler.batch_result_processor import BatchResultProcessor
@@ -90,7 +91,10 @@ class Scheduler:
         step = self._begin_step()
         with self.trace.span("host", "launch", step.index):
             self._launch_row_writes(batch)
-            padded = step.captured = batch.padded
+            padded = batch.padded
+            if self.future_map.host_seq_lens is not None and not batch.forward_mode.is_extend():
+                step.seq_lens = self.future_map.lens_on_host(batch.rows)
+            step.captured = padded
             resolve_forward_inputs(batch, self.future_map, self.forward_stream)
             with self._forward_isolation(batch, overlap=overlap):
                 result = self.worker.forward_batch_generation(
@@ -169,6 +173,11 @@ class Scheduler:
     def _publish(self, rows: torch.Tensor, verdict: Any) -> Any:
         """Between verify and draft-extend: from this event on, whoever needs the new lengths may go on."""
         new_seq_lens = self.forward_stream.launch(self.future_map.publish, rows, verdict, label="publish")
+        if self.future_map.host_seq_lens is not None:
+            step = self.forward_stream.step
+            captured, step.captured = step.captured, False  # a copy to the host is not recorded
+            self.forward_stream.launch(self.future_map.copy_lens_to_host, label="lens")
+            step.captured = captured
         self.future_map.publish_ready = self.forward_stream.record_event()
         return new_seq_lens
 
@@ -246,7 +255,7 @@ def copy_to_host(packed: PackedVerdict) -> HostVerdict:
             return tensor
         if not tensor.numel():
             return torch.empty(tensor.shape, dtype=tensor.dtype)
-        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=can_pin(tensor.device.type))
         return pinned.copy_(tensor, non_blocking=True)
 
     integers, logprobs = download(packed.integers), packed.logprobs

@@ -1,4 +1,4 @@
-"""One Stream and Event interface for every device: CUDA streams, and on a CPU a thread with a FIFO.
+"""One Stream and Event interface for every device: streams of CUDA and of NPUs, and on a CPU a thread with a FIFO.
 
 The rule that everything else rests on: the scheduler thread decides, the forward stream touches memory.
 Work reaches a stream only through `stream.launch(fn, *args)`, runs in launch order, and gives a `Pending`.
@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 
+from spec_v2.kernels.paged_attention.host_lens import HostLens
 from spec_v2.observability.trace import Trace
 from spec_v2.scheduler.openmp import release_helper_threads
 from spec_v2.scheduler.pending import Pending, Step
@@ -22,9 +23,11 @@ from spec_v2.scheduler.recorded import Waiting, run_waiting
 __all__ = [
     "CpuEvent",
     "CpuStream",
-    "CudaEvent",
     "CudaStream",
+    "DeviceEvent",
+    "DeviceStream",
     "Event",
+    "NpuStream",
     "Pending",
     "Step",
     "Stream",
@@ -74,7 +77,9 @@ def make_stream(name: str, device: torch.device, trace: Trace, num_threads: int 
         return CpuStream(name, trace, num_threads)
     if device.type == "cuda":
         return CudaStream(name, device, trace)
-    raise ValueError(f"device={device.type!r} has no stream here; use 'cpu' or 'cuda'")
+    if device.type == "npu":
+        return NpuStream(name, device, trace)
+    raise ValueError(f"device={device.type!r} has no stream here; use 'cpu', 'cuda' or 'npu'")
 
 
 def _call(fn: Callable[..., T], args: tuple[Any, ...], graphs: Graphs | None) -> T:
@@ -198,10 +203,10 @@ class CpuStream:
             step.error = error
 
 
-class CudaEvent:
+class DeviceEvent:
     __slots__ = ("_event", "_step")
 
-    def __init__(self, event: torch.cuda.Event, step: Step) -> None:
+    def __init__(self, event: Any, step: Step) -> None:
         self._event, self._step = event, step
 
     def synchronize(self) -> None:
@@ -213,8 +218,8 @@ class CudaEvent:
         return bool(self._event.query())
 
 
-class CudaStream:
-    """A CUDA stream: `launch` calls `fn` at once, on the host thread, with this stream current."""
+class DeviceStream:
+    """A stream of a card: `launch` calls `fn` at once, on the host thread, with this stream current."""
 
     def __init__(self, name: str, device: torch.device, trace: Trace) -> None:
         self.name = name
@@ -223,7 +228,8 @@ class CudaStream:
         self.graphs: Graphs | None = None
         self._trace = trace
         self._waiting = Waiting()
-        self._stream = torch.cuda.Stream(device)
+        self._device: Any = torch.get_device_module(device)  # torch.cuda, torch.npu
+        self._stream = self._device.Stream(device)
 
     def launch(self, fn: Callable[..., T], /, *args: Any, label: str = "") -> Pending[T]:
         step, pending = self.step, Pending[T](self.step)
@@ -256,18 +262,22 @@ class CudaStream:
             if self.on_run is not None:
                 self.on_run(label, step.index)
             span = self._trace.device_span(self.name, label, step.index, self._stream)
-            with torch.cuda.stream(self._stream), torch.no_grad(), span:
+            with self._device.stream(self._stream), torch.no_grad(), span:
+                self._before_call(step)
                 pending.set(_call(fn, args, graphs))
         except Exception as error:  # noqa: BLE001 - kept for the host, which raises it again
             step.error = error
 
-    def record_event(self) -> CudaEvent:
-        self._run_waiting()
-        event = torch.cuda.Event()
-        event.record(self._stream)
-        return CudaEvent(event, self.step)
+    def _before_call(self, step: Step) -> None:
+        """What a device must be told before a launch of this step runs."""
 
-    def wait_event(self, event: CudaEvent) -> None:
+    def record_event(self) -> DeviceEvent:
+        self._run_waiting()
+        event = self._device.Event()
+        event.record(self._stream)
+        return DeviceEvent(event, self.step)
+
+    def wait_event(self, event: DeviceEvent) -> None:
         self._run_waiting()
         self._stream.wait_event(event._event)
 
@@ -282,7 +292,21 @@ class CudaStream:
         """Nothing to do: the work is not on the host's cores."""
 
     def owns_current_thread(self) -> bool:
-        return torch.cuda.current_stream(self._stream.device) == self._stream
+        return bool(self._device.current_stream(self._stream.device) == self._stream)
 
     def close(self) -> None:
         self._stream.synchronize()
+
+
+class CudaStream(DeviceStream):
+    """A CUDA stream."""
+
+
+class NpuStream(DeviceStream):
+    """A stream of an Ascend NPU. `host_lens`: where attention finds the step's KV lengths, if it wants them."""
+
+    host_lens: HostLens | None = None
+
+    def _before_call(self, step: Step) -> None:
+        if self.host_lens is not None:
+            self.host_lens.seq_lens = step.seq_lens

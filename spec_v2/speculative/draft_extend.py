@@ -38,6 +38,7 @@ def draft_extend(
         rows=inputs.rows,
         prefix_lens=start,
         max_prefix_len=max_seq_len + 1,
+        ahead=0 if shifted else 1,
         window_slots=read.slots,
         window_positions=read.positions,
     )

@@ -74,6 +74,7 @@ def grow_tree(
             rows=inputs.rows,
             prefix_lens=start,
             max_prefix_len=max_seq_len + 1,
+            ahead=0 if shifted else 1,
             window_slots=slots[:, :window],
             window_positions=positions[:, :window],
             visible=frontier.visible,

@@ -27,4 +27,8 @@ def write_kv(
         from spec_v2.kernels.write_kv.triton_kernel import write_kv_triton
 
         return write_kv_triton(key_buffer, value_buffer, slots, key, value)
+    if dispatch.runs_npu_operator(key, "npu_scatter_nd_update_"):
+        from spec_v2.kernels.write_kv.npu import write_kv_npu
+
+        return write_kv_npu(key_buffer, value_buffer, slots, key, value)
     return write_kv_reference(key_buffer, value_buffer, slots, key, value)
