@@ -196,10 +196,22 @@ def check_cuda(remedy: str) -> Check:
 
 
 def check_npu() -> Check:
-    """Whether Ascend's plug-in is installed."""
+    """Which NPU there is: a real one, one that tests simulate, or one whose plug-in does not work."""
+    import torch
+
+    from spec_v2.model_executor.npu_backend import NpuKind, load_npu, npu_kind
+
+    if npu_kind() is NpuKind.SIMULATED:
+        return Check("npu", State.OK, "SIMULATED in this process: no hardware, no speed", Need.GPU)
     if importlib.util.find_spec("torch_npu") is None:
         return Check("npu", State.ABSENT, "torch-npu is not installed", Need.GPU)
-    return Check("npu", State.OK, f"torch-npu {installed('torch-npu')}", Need.GPU)
+    try:
+        load_npu()
+    except ValueError as error:
+        reason, _, remedy = str(error).removeprefix("device='npu': ").partition("; ")
+        return Check("npu", State.BROKEN, reason, Need.GPU, f"# {remedy}")
+    card = torch.get_device_module("npu").get_device_name()
+    return Check("npu", State.OK, f"{card}, torch-npu {installed('torch-npu')}", Need.GPU)
 
 
 # -- the default model ---------------------------------------------------------------------------------------

@@ -321,9 +321,10 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
-        return load_npu() if npu_kind() is NpuKind.REAL else torch.device("cpu")
+        return _device("npu" if npu_kind() is NpuKind.REAL else "cpu")
     if name == "npu":
-        return load_npu()
+        load_npu()
+        return torch.device("npu", torch.get_device_module("npu").current_device())
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={name!r}: this machine has no usable CUDA device; use --device cpu")

@@ -1,8 +1,11 @@
 """The doctor: each kind of line, with versions and folders made up, and the commands that it prescribes."""
 
+import importlib
+import importlib.util
 import json
 import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -151,10 +154,53 @@ def test_a_card_that_torch_cannot_use_is_worth_a_word(everything, monkeypatch, c
     assert named("cuda").remedy
 
 
+class Ascend(ModuleType):
+    """What torch_npu leaves behind. `is_simulated` where tests do."""
+
+    is_available = staticmethod(lambda: True)
+    current_device = staticmethod(lambda: 0)
+    get_device_name = staticmethod(lambda: "Ascend910B4")
+
+
+def with_npu(monkeypatch, npu):
+    """As if torch_npu were installed; importing it gives `npu`, or raises."""
+
+    def load(name):
+        if isinstance(npu, Exception):
+            raise npu
+        monkeypatch.setattr(torch, "npu", npu, raising=False)
+
+    monkeypatch.delattr(torch, "npu", raising=False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(importlib, "import_module", load)
+    monkeypatch.setattr(torch, "get_device_module", lambda name: npu)
+
+
 def test_an_npu_is_seen(everything, monkeypatch):
     everything["torch-npu"] = "2.11.0"
-    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: name)
-    assert doctor.check_npu() == Check("npu", State.OK, "torch-npu 2.11.0", Need.GPU)
+    with_npu(monkeypatch, Ascend("torch.npu"))
+    assert doctor.check_npu() == Check("npu", State.OK, "Ascend910B4, torch-npu 2.11.0", Need.GPU)
+
+
+def test_a_simulated_npu_is_not_taken_for_a_card(everything, monkeypatch):
+    npu = Ascend("torch.npu")
+    npu.is_simulated = True
+    monkeypatch.setattr(torch, "npu", npu, raising=False)
+    check = doctor.check_npu()
+    assert check.state is State.OK
+    assert "SIMULATED" in check.detail
+    assert "Ascend" not in check.detail
+
+
+@pytest.mark.parametrize("why", ["no driver", "no card"])
+def test_an_npu_that_does_not_work_is_broken(everything, monkeypatch, why):
+    npu = Ascend("torch.npu")
+    npu.is_available = lambda: False
+    with_npu(monkeypatch, npu if why == "no card" else ImportError("libhccl.so: cannot open"))
+    check = doctor.check_npu()
+    assert check.state is State.BROKEN
+    assert ("sees no card" if why == "no card" else "libhccl.so") in check.detail
+    assert check.remedy
 
 
 # --- the default model and its cache ---

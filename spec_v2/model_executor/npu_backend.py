@@ -37,8 +37,8 @@ def npu_kind() -> NpuKind:
     return NpuKind.SIMULATED if getattr(npu, "is_simulated", False) else NpuKind.REAL
 
 
-def load_npu() -> torch.device:
-    """The NPU, with torch_npu imported. Raises ValueError that names the device setting, the reason and the remedy."""
+def load_npu() -> None:
+    """Import torch_npu, if nobody has. Raises ValueError that names the device setting, the reason and the remedy."""
     if not hasattr(torch, "npu"):
         if importlib.util.find_spec("torch_npu") is None:
             raise ValueError(
@@ -56,7 +56,6 @@ def load_npu() -> torch.device:
         raise ValueError(
             "device='npu': torch_npu sees no card; check `npu-smi info` and ASCEND_RT_VISIBLE_DEVICES, or use --device cpu"
         )
-    return torch.device("npu", torch.get_device_module("npu").current_device())
 
 
 def use_fused_attention(

@@ -18,6 +18,7 @@ from spec_v2.model_executor.npu_graph_runner import (
 )
 from tests.harness import TREE_4, make_engine, sampled
 from tests.npu.fused_models import PAGE, SHAPES, fused_engine, models, pools_of, prompts_for
+from tests.recorded_runs import CalledAsTheyAre
 from tests.scheduling_helpers import expected, free, outputs
 
 pytestmark = pytest.mark.usefixtures("takes_float64")
@@ -75,14 +76,13 @@ def test_bfloat16_replays_give_the_bits_of_calls(schedule, device):
     """The operator's own dtypes, without the simulation's liberty."""
     target, draft = models("STANDALONE", device, torch.bfloat16)
     prompts, said = prompts_for("standalone-tree", 3), []
-    for disabled in (False, True):
+    for replays in (True, False):
         with make_engine(
-            target, "STANDALONE", draft, TREE_4, schedule=schedule, debug=False, page_size=PAGE,
-            disable_cuda_graph=disabled, max_running_requests=3,
+            target, "STANDALONE", draft, TREE_4, schedule=schedule, debug=False, page_size=PAGE, max_running_requests=3
         ) as engine:  # fmt: skip
             assert pools_of(engine)[0].host_lens is not None
-            engine.scheduler.planner.sizes = engine.scheduler.planner.sizes or (3,)  # the same padding
-            engine.scheduler.future_map.open_row_0()
+            if not replays:
+                engine._forward_stream.graphs = CalledAsTheyAre()  # the same padding
             said.append(outputs(engine, prompts, SamplingParams(max_new_tokens=12)))
     assert said[0] == said[1]
 
