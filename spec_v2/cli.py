@@ -196,7 +196,7 @@ def _report(engine: "Engine", completions: Sequence["Completion"], seconds: floa
     args = engine.server_args
     return {
         "model": args.model_path,
-        "device": str(engine.device),
+        "device": engine.device_name,
         "dtype": dtype_name(engine),
         "schedule": args.schedule,
         "speculative_algorithm": args.speculative_algorithm,
@@ -235,7 +235,7 @@ def _for_humans(
     args, total = engine.server_args, sum(c.completion_tokens for c in completions)
     lines.append(
         f"[{args.speculative_algorithm or 'no speculation'}, {args.schedule} schedule, {dtype_name(engine)} on "
-        f"{engine.device}: {total} tokens in {seconds:.2f} s, {total / seconds:.1f} tokens/s]"
+        f"{engine.device_name}: {total} tokens in {seconds:.2f} s, {total / seconds:.1f} tokens/s]"
     )
     return "\n".join(lines)
 

@@ -15,7 +15,7 @@ from spec_v2.model_executor.cuda_graph_runner import CudaGraphRunner
 from spec_v2.model_executor.fuse import speed_up
 from spec_v2.model_executor.graph_runner import capture_sizes
 from spec_v2.model_executor.model_runner import ModelRunner
-from spec_v2.model_executor.npu_backend import NpuKind, can_pin, load_npu, npu_kind, use_fused_attention
+from spec_v2.model_executor.npu_backend import NpuKind, can_pin, device_name, load_npu, npu_kind, use_fused_attention
 from spec_v2.model_executor.npu_graph_runner import NpuGraphs
 from spec_v2.models.draft_models import check_draft_model, load_draft_model
 from spec_v2.models.eagle3 import default_aux_layers
@@ -176,8 +176,13 @@ class Engine:
             self.scheduler.abort_all()
             raise
 
+    @property
+    def device_name(self) -> str:
+        """The device for reports: a simulated one says that it is."""
+        return device_name(self.device)
+
     def __repr__(self) -> str:
-        return f"Engine({self.server_args!r}, device={str(self.device)!r}, dtype={str(self.dtype)!r})"
+        return f"Engine({self.server_args!r}, device={self.device_name!r}, dtype={str(self.dtype)!r})"
 
     # -- building ------------------------------------------------------------------------------------------
 

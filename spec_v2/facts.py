@@ -63,7 +63,7 @@ def facts_of(engine: "Engine") -> dict[str, Any]:
             "kv_bytes_per_token": target_bytes,
             "draft_kv_bytes_per_token": draft_bytes,
         },
-        "device": str(engine.device),
+        "device": engine.device_name,
         "threads": args.num_threads or torch.get_num_threads(),
         "kv_pool": {"tokens": capacity, "bytes": capacity * (target_bytes + draft_bytes)},
         "algorithms": available(),

@@ -100,7 +100,7 @@ def _facts(
         "versions": versions(),
         "model": args.model_path,
         "dtype": dtype_name(engine),
-        "device": str(engine.device),
+        "device": engine.device_name,
         "threads": args.num_threads or torch.get_num_threads(),
         "settings": asdict(settings),
         "engines": {e.name: asdict(e.engine.server_args) for e in engines},

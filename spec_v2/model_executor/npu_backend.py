@@ -58,6 +58,12 @@ def load_npu() -> None:
         )
 
 
+def device_name(device: torch.device) -> str:
+    """The device as it is reported: a simulated one says so."""
+    simulated = device.type == "npu" and npu_kind() is NpuKind.SIMULATED
+    return f"{device} (SIMULATED)" if simulated else str(device)
+
+
 def use_fused_attention(
     cache: KvCache, target: ModelRunner, draft: ModelRunner | None, lens: HostLens
 ) -> bool:
