@@ -56,9 +56,10 @@ class MtpDecoder(nn.Module):
     def __init__(self, config: Any, num_modules: int, own_heads: frozenset[int]) -> None:
         super().__init__()
         self.embed_tokens: nn.Module = nn.Identity()  # the target's, as soon as it is known
-        self.mtp = nn.ModuleList(MtpModule(config, i, i in own_heads) for i in range(num_modules))
-        self.rotary_emb = self.mtp[0].body.rotary_emb
-        for module in self.mtp:
+        modules = [MtpModule(config, i, i in own_heads) for i in range(num_modules)]
+        self.mtp = nn.ModuleList(modules)
+        self.rotary_emb = modules[0].body.rotary_emb
+        for module in modules:
             module.body.rotary_emb = self.rotary_emb
 
     def forward(
@@ -111,9 +112,13 @@ class MtpHead(nn.Module):
         """Draft these target ids only (FR-Spec, Zhao et al. 2025, arXiv 2502.14856): fewer rows in each LM head."""
         self.target_ids = token_map.to(self.lm_head.weight.device)
         self.lm_head = _rows_of(self.lm_head, self.target_ids)
-        for module in self.decoder.mtp:
-            if module.shared_head.head is not None:
-                module.shared_head.head = _rows_of(module.shared_head.head, self.target_ids)
+        for i in range(self.num_modules):
+            last = self.shared_head(i)
+            last.head = None if last.head is None else _rows_of(last.head, self.target_ids)
+
+    def shared_head(self, module: int) -> SharedHead:
+        """A module's last norm and LM head."""
+        return self.decoder.mtp[module].shared_head  # type: ignore[return-value]
 
     def get_decoder(self) -> nn.Module:
         return self.decoder
@@ -136,7 +141,7 @@ class MtpHead(nn.Module):
         kwargs.pop("use_cache", None)
         hidden = self.decoder(input_ids, target_hidden, module, **kwargs).last_hidden_state
         kept = hidden if logits_to_keep is None else hidden[:, logits_to_keep]
-        last = self.decoder.mtp[-1 if module is None else module].shared_head
+        last = self.shared_head(-1 if module is None else module)
         lm_head = self.lm_head if last.head is None else last.head
         return SimpleNamespace(logits=lm_head(last.norm(kept)), hidden_states=hidden)
 
