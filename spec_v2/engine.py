@@ -9,6 +9,7 @@ import torch
 from spec_v2.admission import Prompt, RequestFactory
 from spec_v2.completion import Completion, completion_of
 from spec_v2.mem_cache.kv_cache_builder import build_kv_cache
+from spec_v2.mem_cache.kv_pool import LayerGeometry
 from spec_v2.model_executor.cuda_graph_runner import CudaGraphRunner
 from spec_v2.model_executor.fuse import speed_up
 from spec_v2.model_executor.graph_runner import capture_sizes
@@ -233,7 +234,7 @@ class Engine:
         args, algorithm = self.server_args, self.server_args.algorithm
         cache = build_kv_cache(
             target_geometry=target.geometry,
-            draft_geometry=draft.geometry if draft is not None and algorithm.has_draft_kv() else (),
+            draft_geometry=_draft_geometry(args, draft),
             dtype=self.dtype,
             device=self.device,
             page_size=args.page_size,
@@ -297,6 +298,13 @@ class Engine:
         return capture_sizes(
             min(args.cuda_graph_max_bs or args.max_running_requests, args.max_running_requests)
         )
+
+
+def _draft_geometry(args: ServerArgs, draft: ModelRunner | None) -> tuple[LayerGeometry, ...]:
+    """The layers of the draft pool; of MTP modules those that run."""
+    if draft is None or not args.algorithm.has_draft_kv():
+        return ()
+    return draft.geometry[: args.num_steps] if args.enable_multi_layer_eagle else draft.geometry
 
 
 def _row_widths(args: ServerArgs, draft: ModelRunner | None) -> dict[str, int]:

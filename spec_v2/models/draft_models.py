@@ -295,7 +295,7 @@ def _read_head(folder: Path) -> tuple[Any, dict[str, Any], dict[str, Tensor]]:
     weights = folder / "model.safetensors"
     if not (folder / "config.json").is_file() or not weights.is_file():
         raise ValueError(
-            f"{FIELD}={folder}: an EAGLE head is a folder with config.json and model.safetensors; name such a folder"
+            f"{FIELD}={folder}: a draft head is a folder with config.json and model.safetensors; name such a folder"
         )
     try:
         settings = json.loads((folder / "config.json").read_text())
