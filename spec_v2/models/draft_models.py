@@ -288,6 +288,7 @@ def _load_standalone(path: str, target: Any, tokenizer: Any) -> Any:
 
 def _read_head(folder: Path) -> tuple[Any, dict[str, Any], dict[str, Tensor]]:
     """(transformers config, config.json as it is, tensors without a `model.` prefix)."""
+    from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
     from safetensors.torch import load_file
     from transformers import AutoConfig
@@ -303,7 +304,7 @@ def _read_head(folder: Path) -> tuple[Any, dict[str, Any], dict[str, Tensor]]:
             raise ValueError("config.json holds no object")
         tensors = {name.removeprefix("model."): value for name, value in load_file(weights).items()}
         return AutoConfig.from_pretrained(folder), settings, tensors
-    except (ValueError, SafetensorError) as error:
+    except (ValueError, SafetensorError, StrictDataclassError) as error:
         raise ValueError(
             f"{FIELD}={folder}: cannot be read ({error}); use a complete copy of the head"
         ) from error
