@@ -1,6 +1,7 @@
 """The front door: `Engine(model=..., **server_args).generate(prompts, SamplingParams(...))`."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -16,6 +17,7 @@ from spec_v2.model_executor.graph_runner import capture_sizes
 from spec_v2.model_executor.model_runner import ModelRunner
 from spec_v2.models.draft_models import check_draft_model, load_draft_model
 from spec_v2.models.eagle3 import default_aux_layers
+from spec_v2.models.shipped import shipped_draft
 from spec_v2.observability.progress import progress_bar
 from spec_v2.observability.trace import Trace
 from spec_v2.sampling_params import SamplingParams
@@ -52,6 +54,8 @@ class Engine:
         given = isinstance(model, torch.nn.Module)
         name = getattr(model.config, "name_or_path", "") or type(model).__name__ if given else model
         args = ServerArgs.from_kwargs(model_path=name, **server_args)
+        if draft_model is None and args.speculative_draft_model_path is None:
+            args = replace(args, speculative_draft_model_path=shipped_draft(args))
         self.server_args = resolve_speculative(args, draft_model_given=draft_model is not None)
         worker_class = self.server_args.algorithm.create_worker(self.server_args)
         self._closed = False

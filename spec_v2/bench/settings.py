@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from spec_v2.bench.prompts import KINDS
 from spec_v2.bench.suite_settings import add_suite_args
 from spec_v2.models.gguf_cache import PACKAGED_MODELS
+from spec_v2.models.shipped import shipped_draft
 from spec_v2.server_args import ServerArgs, add_cli_args, flag_of, from_cli_args
 from spec_v2.spec_info import SpeculativeAlgorithm
 
@@ -58,7 +59,13 @@ def add_bench_args(parser: argparse.ArgumentParser) -> None:
     )
     add("--schedules", _list_of(_one_of(SCHEDULES)), "overlap", "of sync, overlap", "A,B")
     add("--batch-sizes", _list_of(_count), "1", "prompts that run at a time", "N,M")
-    add("--prompts", _list_of(_one_of(tuple(KINDS))), "copy,free", "kinds of prompts: copy, free", "A,B")
+    add(
+        "--prompts",
+        _list_of(_one_of(tuple(KINDS))),
+        "copy,free",
+        f"kinds of prompts: {', '.join(KINDS)}",
+        "A,B",
+    )
     add("--max-new-tokens", _count, 64, "tokens that each prompt is given", "N")
     add("--repetitions", _count, 3, "timed runs of each contender in each case", "N")
     add("--against", _list_of(_one_of(OTHERS), may_be_empty=True), "", "in turn with ours: transformers", "A")
@@ -130,6 +137,7 @@ def draft_path_of(settings: BenchSettings, algorithm: str) -> str | None:
     """Where an algorithm's draft model lies. STANDALONE on a built-in model has a stand-in."""
     args = settings.server_args
     given = settings.draft_models.get(algorithm) or args.speculative_draft_model_path
+    given = given or shipped_draft(replace(args, speculative_algorithm=algorithm))
     built_in = {name.casefold() for known in PACKAGED_MODELS for name in known.names}
     if given is None and algorithm == "STANDALONE" and args.model_path.casefold() in built_in:
         from spec_v2.models.loader import first_layers

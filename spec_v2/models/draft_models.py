@@ -290,11 +290,9 @@ def _read_head(folder: Path) -> tuple[Any, dict[str, Any], dict[str, Tensor]]:
     """(transformers config, config.json as it is, tensors without a `model.` prefix)."""
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
-    from safetensors.torch import load_file
     from transformers import AutoConfig
 
-    weights = folder / "model.safetensors"
-    if not (folder / "config.json").is_file() or not weights.is_file():
+    if not (folder / "config.json").is_file() or not any((folder / name).is_file() for name in _WEIGHTS):
         raise ValueError(
             f"{FIELD}={folder}: a draft head is a folder with config.json and model.safetensors; name such a folder"
         )
@@ -302,12 +300,29 @@ def _read_head(folder: Path) -> tuple[Any, dict[str, Any], dict[str, Tensor]]:
         settings = json.loads((folder / "config.json").read_text())
         if not isinstance(settings, dict):
             raise ValueError("config.json holds no object")
-        tensors = {name.removeprefix("model."): value for name, value in load_file(weights).items()}
+        tensors = {name.removeprefix("model."): value for name, value in _read_weights(folder).items()}
         return AutoConfig.from_pretrained(folder), settings, tensors
-    except (ValueError, SafetensorError, StrictDataclassError) as error:
+    except (OSError, ValueError, SafetensorError, StrictDataclassError) as error:
         raise ValueError(
             f"{FIELD}={folder}: cannot be read ({error}); use a complete copy of the head"
         ) from error
+
+
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+
+
+def _read_weights(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a folder, from one file or from the shards that the index names."""
+    from safetensors.torch import load_file
+
+    whole, index = (folder / name for name in _WEIGHTS)
+    if whole.is_file():
+        return load_file(whole)
+    where = json.loads(index.read_text())["weight_map"]
+    tensors = {k: v for name in sorted(set(where.values())) for k, v in load_file(folder / name).items()}
+    if lost := sorted(set(where) - set(tensors)):
+        raise ValueError(f"{index.name} promises {lost[0]}, and no shard holds it")
+    return tensors
 
 
 def _fill(
