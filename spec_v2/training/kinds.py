@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from spec_v2.models.draft_models import load_eagle3_head, load_eagle_head
@@ -153,7 +153,9 @@ def trainable(head: nn.Module, target: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in head.named_parameters() if id(p) not in shared}
 
 
-def draftable_table(vocabulary: Int[Tensor, " v"] | None, vocab_size: int) -> "np.ndarray[Any, Any] | None":
+def draftable_table(
+    vocabulary: Int[Tensor, " v"] | None, vocab_size: int
+) -> Bool[np.ndarray, " vocab"] | None:
     """Which target ids can be drafted, as `make_batch` wants it."""
     if vocabulary is None:
         return None
