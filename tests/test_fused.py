@@ -13,7 +13,7 @@ from spec_v2.bench.fused import Shape, bench_kernels, bench_layers, model_step
 from spec_v2.mem_cache.kv_pool import KvPool, RowTable
 from spec_v2.model_executor import fused as fused_module
 from spec_v2.model_executor.forward_batch import extend_forward_batch
-from spec_v2.model_executor.fuse import FusedReport, fuse_layers
+from spec_v2.model_executor.fuse import FusedReport, fuse_layers, fuse_linears
 from spec_v2.model_executor.fused import FusedAttention, FusedMlp, FusedNorm
 from spec_v2.model_executor.model_runner import ModelRunner
 from spec_v2.models.eagle import EagleHead
@@ -171,6 +171,43 @@ def test_whoever_replaces_hidden_states_gets_the_norm_of_the_replacement(device)
             layer.register_forward_hook(lambda module, args, output: output * 0.5)
         outputs.append(run(model, device))
     assert_same_run(*outputs, 1e-12)
+
+
+# -- linear layers -------------------------------------------------------------------------------------------
+
+
+def test_linear_layers_keep_their_numbers_and_what_is_shared_is_fused_once(device):
+    target = copy.deepcopy(tiny.llama(device))
+    head = copy.deepcopy(target)
+    head.lm_head = target.lm_head
+    layers = [m for m in target.modules() if type(m) is nn.Linear]
+    want = [
+        layer(torch.ones(2, 3, layer.in_features, dtype=layer.weight.dtype, device=device))
+        for layer in layers
+    ]
+    assert fuse_linears(target) == len(layers)
+    assert fuse_linears(head) == len(layers) - 1
+    for layer, own in zip(layers, want, strict=True):
+        got = layer(torch.ones(2, 3, layer.in_features, dtype=layer.weight.dtype, device=device))
+        assert torch.equal(got, own)  # float64 takes torch's product
+    del layers[0].forward
+    assert fuse_linears(target) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [1, 5, 16, 17])
+def test_few_tokens_take_the_kernel(tokens, monkeypatch):
+    layer = nn.Linear(300, 70, device="cuda", dtype=torch.bfloat16).requires_grad_(False)
+    x = torch.randn(1, tokens, 300, device="cuda", dtype=torch.bfloat16)
+    want = layer(x)
+    fuse_linears(layer)
+    torch.testing.assert_close(layer(x), want, rtol=2**-7, atol=2**-7)
+    monkeypatch.setattr(torch.nn.functional, "linear", None)
+    if tokens <= 16:
+        assert layer(x).shape == (1, tokens, 70)
+    else:
+        with pytest.raises(TypeError):
+            layer(x)
 
 
 # -- engines -------------------------------------------------------------------------------------------------
@@ -469,7 +506,7 @@ def launches(num_layers, device, monkeypatch):
             "rms_norm",
             "add_rms_norm",
             "rotary_kv_write",
-            "silu_mul",
+            "few_token_gated",
             "attend_written",
             "rotary_angles",
         ):
@@ -480,13 +517,13 @@ def launches(num_layers, device, monkeypatch):
     return counter.names[len(counter.names) - counter.names[::-1].index("rotary_angles") :]
 
 
-def test_a_layer_is_nine_launches(device, monkeypatch):
+def test_a_layer_of_few_tokens_is_eight_launches(device, monkeypatch):
     two, three = (launches(n, device, monkeypatch) for n in (2, 3))
     more = {name: three.count(name) - two.count(name) for name in three}
     products = {name: n for name, n in more.items() if n and name in ("mm", "addmm", "linear", "matmul")}
-    assert sum(products.values()) == 4
+    assert sum(products.values()) == 3
     ours = {name: n for name, n in more.items() if n and name not in products}
-    assert ours == {"add_rms_norm": 2, "rotary_kv_write": 1, "attend_written": 1, "silu_mul": 1}
+    assert ours == {"add_rms_norm": 2, "rotary_kv_write": 1, "attend_written": 1, "few_token_gated": 1}
 
 
 def test_the_benchmark_runs_what_it_says(device, capsys):

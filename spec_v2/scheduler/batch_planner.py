@@ -47,6 +47,8 @@ class BatchPlanner:
         self.is_short = False  # something was retracted: admit nothing until something finishes
         self.token_cost = TOKEN_COST.get(device.type, TOKEN_COST["cuda"])
         self.keeps_known_ids = server_args.algorithm.keeps_history()
+        # looked up once: asked for every request in every step, they were half of the host's time at batch 32
+        self.slots_per_step, self.accept_width = server_args.slots_per_step, server_args.accept_width
 
     # -- which batch ---------------------------------------------------------------------------------------
 
@@ -91,7 +93,7 @@ class BatchPlanner:
                 self._own(req, max(needed, min(needed + ahead, most)))
         batch.drafts_pay = not self.server_args.speculative_adaptive or self._drafts_pay(keep)
         # what each step in flight may add to a length that the host knows
-        self.widths.append(self.server_args.accept_width if batch.drafts_pay else 1)
+        self.widths.append(self.accept_width if batch.drafts_pay else 1)
         lag = max(self.widths)
         bound = max(r.kv_committed_len + r.num_in_flight * lag for r in keep)
         self._fix_shape(batch, bound)
@@ -150,7 +152,7 @@ class BatchPlanner:
             return None
         self.cache.prefix.lock(prefix)
         wanted = self._pages_for(len(req.fill_ids)) - len(prefix)
-        headroom = self.cache.pages.ceil_pages(self.server_args.slots_per_step) * len(self.live)
+        headroom = self.cache.pages.ceil_pages(self.slots_per_step) * len(self.live)
         if wanted + headroom > self.num_available:
             self.cache.prefix.unlock(prefix)
             return None
@@ -231,7 +233,7 @@ class BatchPlanner:
 
     def _pages_for(self, num_tokens: int) -> int:
         """Pages of a request with `num_tokens` of final KV: this step's drafts, and a step the host has not seen."""
-        return self.cache.pages.ceil_pages(num_tokens + 2 * self.server_args.slots_per_step)
+        return self.cache.pages.ceil_pages(num_tokens + 2 * self.slots_per_step)
 
     def _decode_pages(self, req: Request) -> int:
         return max(self._pages_for(req.kv_committed_len), len(req.pages))
