@@ -68,7 +68,7 @@ def test_dr01_every_chunk_size_gives_the_same_run(open_engine, setup, page_size,
 
 
 @pytest.mark.parametrize("length", [7, 8, 9, 11, 12, 13])
-@pytest.mark.parametrize("setup", ["standalone-chain", "eagle-tree"])
+@pytest.mark.parametrize("setup", ["standalone-chain", "eagle-tree", "multi-layer"])
 def test_dr01_lengths_around_a_multiple_of_the_chunk(open_engine, setup, length, schedule, device):
     prompts = [random_prompt(length, length)]
     wanted = run(open_engine, setup, schedule, device, prompts)
