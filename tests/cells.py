@@ -8,7 +8,17 @@ import torch
 
 from spec_v2 import Engine, SamplingParams
 from tests import tiny_models as tiny
-from tests.harness import CHAIN, CHAINS, SHAPES, TREE_2, TREE_4, Coverage, check_identity, make_engine, sampled
+from tests.harness import (
+    CHAIN,
+    CHAINS,
+    SHAPES,
+    TREE_2,
+    TREE_4,
+    Coverage,
+    check_identity,
+    make_engine,
+    sampled,
+)
 
 DRAFTERS = {
     None: ("nothing",),

@@ -71,7 +71,9 @@ def test_kv10_pair_keys_are_for_shifted_drafts_and_no_others():
 def test_kv10_keys_look_as_far_ahead_as_drafts_do():
     def lookahead(algorithm, **changes):
         args = ServerArgs(speculative_algorithm=algorithm, **changes)
-        return resolve_speculative(args, draft_model_given=args.algorithm.needs_draft_model()).prefix_lookahead
+        return resolve_speculative(
+            args, draft_model_given=args.algorithm.needs_draft_model()
+        ).prefix_lookahead
 
     plain = {name: lookahead(name) for name in (None, "NGRAM", "STANDALONE", "FROZEN_KV_MTP")}
     assert set(plain.values()) == {0}

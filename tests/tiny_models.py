@@ -255,7 +255,9 @@ def _marked_llama(seed: int) -> Any:
     embedding[list(MARKS), _MARK] = 2.0
     rest = embedding[:, :_MARK]
     left = len(embedding[0]) - embedding[:, _MARK:].square().sum(1, keepdim=True)
-    rest *= (left / rest.square().sum(1, keepdim=True)).sqrt()  # a root mean square of 1, so that a norm changes nothing
+    rest *= (
+        left / rest.square().sum(1, keepdim=True)
+    ).sqrt()  # a root mean square of 1, so that a norm changes nothing
     for projection, read in ((layer.self_attn.q_proj, _CONSTANT), (layer.self_attn.k_proj, _MARK)):
         projection.weight.data.zero_()
         projection.weight.data[3::8, read] = 8.0  # of each head, what the slowest frequency turns

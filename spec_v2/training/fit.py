@@ -52,11 +52,11 @@ class Run:
         """`start_from`: a folder with weights to begin from, in place of fresh ones."""
         self.kind, self.texts, self.settings, self.folder = kind, texts, settings, folder
         self.device = model.device
-        self.target = Target(with_fused_norms(model), kind.aux_layers(model))
+        self.num_steps = settings.num_steps or kind.num_steps
+        self.target = Target(with_fused_norms(model), kind.aux_layers(model), kind.kv_layers(model))
         vocab_size = int(model.config.vocab_size)
         self.head, self.vocabulary = self._begin(model, start_from)
         self.draftable = draftable_table(self.vocabulary, vocab_size)
-        self.num_steps = settings.num_steps or kind.num_steps
         parameters = trainable(self.head, model)
         for parameter in parameters.values():
             parameter.requires_grad_()
@@ -76,7 +76,7 @@ class Run:
         """The draft model, and the ids that it drafts from; None for all."""
         kind, settings, vocab_size = self.kind, self.settings, int(model.config.vocab_size)
         if start_from is not None:
-            head = with_fused_norms(kind.load(start_from, model))
+            head = with_fused_norms(kind.load(start_from, model, self.num_steps))
             return head, getattr(head, "target_ids", None)
         vocabulary = None
         if kind.reduces_vocabulary and settings.draft_vocab_size < vocab_size:
@@ -85,7 +85,7 @@ class Run:
             vocabulary = most_frequent(self.texts, vocab_size, settings.draft_vocab_size, always)
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(settings.seed)
-            head = with_fused_norms(kind.build(model, vocabulary))
+            head = with_fused_norms(kind.build(model, vocabulary, self.num_steps))
         return head, vocabulary.to(self.device) if vocabulary is not None else None
 
     # -- the loop --------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-KIND_NAMES = ("eagle3", "eagle")
+KIND_NAMES = ("eagle3", "eagle", "mtp", "frozen_kv_mtp", "standalone")
 """The kinds of draft models that can be trained, the most useful first; `kinds` says how."""
 
 
