@@ -120,7 +120,7 @@ class Batch:
 
     tokens: Int[Tensor, "b t"]
     label_rows: Int[Tensor, " r"]
-    chains: tuple[tuple[Int[Tensor, " m"], Int[Tensor, " m"]], ...]
+    chains: tuple[tuple[Tensor, Tensor], ...]  # int64, as many of each as the step has chains
     num_tokens: int  # padding excluded
 
     def to(self, device: torch.device) -> "Batch":
