@@ -74,6 +74,18 @@ def reads_in_place(kv_pool: KvPool) -> bool:
     return bool(kv_pool.keys) and kv_pool.keys[0].is_cuda and kv_pool.keys[0].dtype in KERNEL_DTYPES
 
 
+def decodes_in_place(kv_pool: KvPool) -> bool:
+    """The same for decode steps, in which an NPU's operator can read in place too."""
+    return kv_pool.host_lens is not None or reads_in_place(kv_pool)
+
+
+def _in_place(kv_pool: KvPool, out_slots: Tensor, view: PagedView, ahead: int) -> ForwardBatch:
+    """A forward of a decode step that reads its pool in place, by our kernel or an NPU's operator."""
+    if kv_pool.host_lens is not None:
+        return ForwardBatch(kv_pool, out_slots, npu=NpuView(view=view, lens=kv_pool.host_lens, ahead=ahead))
+    return ForwardBatch(kv_pool, out_slots, paged=view)
+
+
 def window_forward_batch(
     *,
     kv_pool: KvPool,
@@ -92,7 +104,7 @@ def window_forward_batch(
     and all of it runs. `max_prefix_len` is a host bound on `prefix_lens` (device): shapes never wait for the device.
     `ahead`: how many tokens `prefix_lens` are longer than the step's lengths, for an operator that has those from the host.
     """
-    if kv_pool.host_lens is not None or reads_in_place(kv_pool):
+    if decodes_in_place(kv_pool):
         num_queries, window = window_slots.shape[1], None
         if visible is not None:
             num_queries = visible.shape[1]
@@ -110,11 +122,7 @@ def window_forward_batch(
             window=window,
         )
         out_slots = kv_pool.slot_ids(window_slots[:, -num_queries:].flatten())
-        if kv_pool.host_lens is not None:
-            return ForwardBatch(
-                kv_pool, out_slots, npu=NpuView(view=view, lens=kv_pool.host_lens, ahead=ahead)
-            )
-        return ForwardBatch(kv_pool, out_slots, paged=view)
+        return _in_place(kv_pool, out_slots, view, ahead)
 
     if visible is None:
         win = window_slots.shape[1]
@@ -133,6 +141,51 @@ def window_forward_batch(
     )
     out_slots = kv_pool.slot_ids(window_slots[:, -num_queries:].flatten())
     return ForwardBatch(kv_pool, out_slots, (group,))
+
+
+def reading_forward_batch(
+    *,
+    kv_pool: KvPool,
+    row_table: RowTable,
+    rows: Int[Tensor, " b"],
+    prefix_lens: Int[Tensor, " b"],
+    max_prefix_len: int,
+    num_queries: int,
+) -> ForwardBatch:
+    """`num_queries` tokens of each request read its prefix from where its last token is, and write nothing.
+
+    The padding row has no prefix; its tokens read the padding slot, which is finite.
+    """
+    last = (prefix_lens - 1).clamp(min=0)[:, None]
+    query_positions = last.expand(-1, num_queries)
+    nothing = rows[:0]
+    if decodes_in_place(kv_pool):
+        # the last token is the window: a window's KV must be finite, and what lies behind the prefix need not be
+        window = TreeWindow(
+            visible=torch.ones(len(rows), num_queries, 1, dtype=torch.bool, device=rows.device),
+            query_positions=query_positions.contiguous(),
+            window_positions=last,
+        )
+        view = PagedView(
+            table=row_table.slots,
+            rows=rows,
+            prefix_lens=last[:, 0],
+            max_prefix_len=min(max_prefix_len, row_table.width),
+            max_queries=num_queries,
+            window=window,
+        )
+        return _in_place(kv_pool, nothing, view, ahead=-1)
+    slots = row_table.prefix(rows, max_prefix_len)
+    offsets = torch.arange(slots.shape[1], device=rows.device)
+    seen = offsets <= last
+    group = AttentionGroup(
+        start=0,
+        key_slots=torch.where(seen, slots, 0),
+        key_positions=offsets.expand_as(slots),
+        query_positions=query_positions,
+        mask=seen[:, None].expand(-1, num_queries, -1),
+    )
+    return ForwardBatch(kv_pool, nothing, (group,))
 
 
 def extend_forward_batch(
