@@ -22,7 +22,7 @@ LENGTHS = "actual_seq_lengths_kv"
 
 
 class NpuGraphRunner(GraphRunner):
-    """NPU graphs that share a pool. Those of plain decoding and NGRAM are here; drafts of models have a runner of their own."""
+    """NPU graphs that share a pool: those of plain decoding, NGRAM, frozen-KV heads, and all that no class below names."""
 
     step: ClassVar[str] = ""  # name of the step function whose recordings it keeps
 

@@ -1,5 +1,6 @@
 """Tiny models of a shape that the fused operator takes (heads of 16), and engines whose attention it is."""
 
+import copy
 from functools import cache
 from typing import Any
 
@@ -15,43 +16,69 @@ SHAPES = {
     "standalone-tree": ("STANDALONE", TREE_4),
     "eagle-chain": ("EAGLE", CHAIN),
     "eagle-tree": ("EAGLE", TREE_2),
+    "multi-layer": ("MULTI_LAYER_EAGLE", CHAIN),
+    "frozen-kv": ("FROZEN_KV_MTP", TREE_2),
 }
 WIDE = {"hidden_size": 64}
 
 
 @cache
 def models(
-    algorithm: str | None, device: torch.device, dtype: torch.dtype = torch.float64
+    algorithm: str | None, device: torch.device, dtype: torch.dtype = torch.float64, sigma: float = 0.25
 ) -> tuple[Any, Any]:
-    """(target, draft). For EAGLE a target with a sliding window, which the operator sees as a mask."""
-    if algorithm == "EAGLE":
-        target = tiny.lively(wide_mistral)
-        draft = tiny.constructed_head(target, sigma=0.25)
+    """(target, draft). The draft says what the target says, but for noise of size `sigma` (a frozen-KV head: anything).
+
+    EAGLE's targets have a sliding window, which the operator sees as a mask.
+    """
+    if algorithm in ("EAGLE", "MULTI_LAYER_EAGLE"):
+        target = tiny.lively(_even_mistral)
+        make = tiny.constructed_head if algorithm == "EAGLE" else tiny.constructed_modules
+        draft = make(target, sigma=sigma)
     else:
         target = tiny.lively(lambda seed: tiny.random_llama(seed, **WIDE))
-        draft = tiny.noisy_copy(target) if algorithm == "STANDALONE" else None
+        makers = {
+            "STANDALONE": lambda: tiny.noisy_copy(target, sigma),
+            "FROZEN_KV_MTP": lambda: _reader(target),
+        }
+        draft = makers[algorithm]() if algorithm in makers else None
     target = target.to(dtype).to(device)
     return target, None if draft is None else draft.to(dtype).to(device)  # after it: they share modules
 
 
-def wide_mistral(seed: int) -> Any:
+def _even_mistral(seed: int) -> Any:
+    """As the constructed MTP modules need it: embeddings with a root mean square of 1."""
     from transformers import MistralConfig, MistralForCausalLM
 
     config = MistralConfig(**tiny.config_kwargs(num_hidden_layers=1, sliding_window=tiny.WINDOW, **WIDE))
-    return tiny.seeded(lambda: tiny.in_float64(MistralForCausalLM(config)), seed)
+    model = tiny.seeded(lambda: tiny.in_float64(MistralForCausalLM(config)), seed)
+    weight = model.model.embed_tokens.weight.data
+    weight /= weight.square().mean(1, keepdim=True).sqrt()
+    return model
 
 
-def fused_engine(name: str, schedule: str, device: torch.device, **changes: Any) -> Any:
-    """Recorded up to 4 requests, one page size at which the operator reads pages of any width of queries."""
-    algorithm, shape = SHAPES[name]
-    target, draft = models(algorithm, device)
+def _reader(target: Any) -> Any:
+    from spec_v2.models.frozen_kv_mtp import FrozenKvHead
+
+    config = copy.deepcopy(target.config)
+    config.num_hidden_layers, config.target_layer_ids = 2, [1, 0]
+    return tiny.in_float64(tiny.seeded(lambda: FrozenKvHead(config, target), 3))
+
+
+def fused_engine(
+    name: str, schedule: str, device: torch.device, draft: Any = None, shape: Any = None, **changes: Any
+) -> Any:
+    """Recorded up to 4 requests, with the page size at which the operator reads pages of any width of queries."""
+    algorithm, usual_shape = SHAPES[name]
+    target, usual_draft = models(algorithm, device)
     settings = {
         "page_size": PAGE,
         "max_running_requests": 6,
         "cuda_graph_max_bs": 4,
         "debug": False,
     } | changes
-    return make_engine(target, algorithm, draft, shape, schedule=schedule, **settings)
+    return make_engine(
+        target, algorithm, draft or usual_draft, shape or usual_shape, schedule=schedule, **settings
+    )
 
 
 def prompts_for(name: str, count: int) -> list[tuple[int, ...]]:

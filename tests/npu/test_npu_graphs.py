@@ -20,6 +20,7 @@ from tests.harness import TREE_4, make_engine, sampled
 from tests.npu.fused_models import PAGE, SHAPES, fused_engine, models, pools_of, prompts_for
 from tests.recorded_runs import CalledAsTheyAre
 from tests.scheduling_helpers import expected, free, outputs
+from tests.tiny_models import WINDOW
 
 pytestmark = pytest.mark.usefixtures("takes_float64")
 
@@ -87,10 +88,22 @@ def test_bfloat16_replays_give_the_bits_of_calls(schedule, device):
     assert said[0] == said[1]
 
 
+@pytest.mark.parametrize("name", ["standalone-tree", "eagle-chain", "multi-layer"])
+def test_a_draft_that_knows_the_target_is_accepted_in_full(open_fused, name, device):
+    """Plain decoding's tokens would come out whatever a draft model reads; this is what shows that it reads its own KV."""
+    algorithm = SHAPES[name][0]
+    _, draft = models(algorithm, device, sigma=0.0)
+    steps = 3
+    engine = open_fused(name, draft=draft, shape=(steps, 1, steps + 1))
+    prompts = [prompt for prompt in prompts_for(name, 3) if len(prompt) > 2 * WINDOW]  # EAGLE's see a window
+    for done in engine.generate(prompts, SamplingParams(max_new_tokens=1 + 5 * (steps + 1))):
+        assert done.spec.accept_lens == (steps + 1,) * 5
+
+
 # -- lengths -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["plain", "standalone-tree", "eagle-chain"])
+@pytest.mark.parametrize("name", ["plain", "standalone-tree", "eagle-chain", "multi-layer"])
 def test_the_host_knows_every_length_exactly(open_fused, name):
     """Too long a length would let attention read memory that somebody else has left."""
     engine = open_fused(name)
@@ -183,6 +196,29 @@ def test_each_step_function_has_the_runner_of_its_name(open_fused):
         assert [(span.ahead, span.window) for span in replay._spans] == [(0, topk), (0, 2 * topk), (0, nodes)]
     for replay in replays_of(extend):
         assert len(replay._spans) == 1
+
+
+def test_each_module_of_a_multi_layer_draft_has_its_own_window(open_fused):
+    """It begins one token earlier than that of the module before, and ends where all end."""
+    engine = open_fused("multi-layer")
+    engine.generate(prompts_for("multi-layer", 3), lengths(3))
+    graphs = engine._forward_stream.graphs
+    steps, _, nodes = SHAPES["multi-layer"][1]
+    assert graphs.runners["extend_modules"].num_captures > 0
+    for replay in replays_of(graphs.runners["extend_modules"]):
+        assert [span[:2] for span in replay._spans] == [(-i, steps + 1 + i) for i in range(steps)]
+    for replay in replays_of(graphs.other):  # draft only lays out what the modules have said
+        assert [span[:2] for span in replay._spans] == [(0, nodes)]
+
+
+def test_a_frozen_kv_draft_reads_up_to_the_newest_token(open_fused):
+    engine = open_fused("frozen-kv")
+    engine.generate(prompts_for("frozen-kv", 3), lengths(3))
+    replays = [replay for replay in replays_of(engine._forward_stream.graphs.other) if replay._spans]
+    assert replays
+    for replay in replays:
+        *drafts, _, _ = replay._spans  # the target has two layers
+        assert {span[:2] for span in drafts} == {(-1, 1)}
 
 
 def test_an_unshifted_draft_is_a_token_ahead(open_fused):
