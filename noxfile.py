@@ -8,6 +8,7 @@
     python -m nox -l                                                        # this list
     python -m nox -s demo                                                   # see it work
     python -m nox -s tests                                                  # every cell
+    python -m nox -t npu                                                    # the cells of one kind: sync, overlap, npu
     python -m nox -s "tests(schedule='sync', backend='cpu')" -- -x -k eagle # one cell, arguments for pytest
 
 On a machine whose torch is its own (CUDA, Ascend), name an interpreter that has everything installed; then nothing
@@ -37,6 +38,10 @@ EIGHT_AT_A_TIME = ("-n", "auto", "--maxprocesses", "8")
 GPU_TESTS = (
     "tests/gpu", "tests/kernels", "tests/test_graph_runner.py", "tests/test_recorded_bits.py",
     "tests/test_recorded_memory.py", "tests/test_no_host_reads.py", "tests/test_fused.py",
+)  # fmt: skip
+NPU_TESTS = (
+    "tests/npu", "tests/test_graph_runner.py", "tests/test_no_host_reads.py", "tests/test_one_rule_of_streams.py",
+    "tests/test_sync_risks.py",
 )  # fmt: skip
 ENV = {
     "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",  # an installed torch-npu without drivers must not break `import torch`
@@ -83,16 +88,25 @@ def python(session: nox.Session, *args: str, env: dict[str, str] | None = None, 
 
 # The decorator nearest to the function comes first in the session's name; ids= would take "backend=" out of the name.
 @nox.session(venv_backend="none", requires=NEEDS, tags=["tests"])
-@nox.parametrize("backend", ["cpu"])
+@nox.parametrize("backend", ["cpu", nox.param("npu", tags=["npu"])])
 @nox.parametrize("schedule", [nox.param("sync", tags=["sync"]), nox.param("overlap", tags=["overlap"])])
 def tests(session: nox.Session, schedule: str, backend: str) -> None:
-    """Run the tests under one schedule on one backend; what follows -- goes to pytest.
+    """Run the tests under one schedule on one backend (npu: SIMULATED where there is none); what follows -- goes to pytest.
 
-    Tests that know of no schedule belong to the synchronous cell.
+    cpu: all tests; those that know of no schedule belong to the synchronous cell. npu: in a few minutes what a device
+    changes, namely tests/npu (fused attention, NPU graphs, the simulation itself), recorded steps of all algorithms, that no launch reads
+    the device or the batch, and the risks of the synchronous schedule. It runs on Ascend hardware where SPEC_V2_PYTHON
+    has torch_npu; the head of pytest's report says which it was. Files after -- replace that choice.
     """
     cell = [f"--schedule={schedule}", f"--backend={backend}"]
     cell += ["--only-scheduled"] if schedule == "overlap" else []
-    python(session, "-m", "pytest", *TWO_AT_A_TIME, *cell, *session.posargs)
+    chosen = NPU_TESTS if backend == "npu" and not names_tests(session.posargs) else ()
+    python(session, "-m", "pytest", *TWO_AT_A_TIME, *cell, *chosen, *session.posargs)
+
+
+def names_tests(posargs: list[str]) -> bool:
+    """Whether files or folders are among the arguments for pytest."""
+    return any(Path(arg.partition("::")[0]).exists() for arg in posargs if not arg.startswith("-"))
 
 
 @nox.session(venv_backend="none", requires=NEEDS, default=False)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spec_v2.scheduler.streams import CpuStream, CudaStream
+from spec_v2.scheduler.streams import CpuStream, CudaStream, NpuStream
 from tests.scheduling_helpers import ALGORITHMS, expected, greedy, outputs, scene_engine, scene_prompts
 from tests.tiny_models import llama
 
@@ -90,7 +90,7 @@ def forbid(monkeypatch, device):
     for name in READS:
         monkeypatch.setattr(torch.Tensor, name, refusing(name, getattr(torch.Tensor, name)))
 
-    for stream_class in (CpuStream, CudaStream):
+    for stream_class in (CpuStream, CudaStream, NpuStream):
 
         def launch(self, fn, /, *args, label="", original=stream_class.launch):
             def guarded(*values):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from spec_v2.scheduler.schedule_batch import Request, ScheduleBatch
-from spec_v2.scheduler.streams import CpuStream, CudaStream
+from spec_v2.scheduler.streams import CpuStream, CudaStream, NpuStream
 from tests.scheduling_helpers import ALGORITHMS, expected, greedy, outputs, scene_engine, scene_prompts
 from tests.tiny_models import llama
 
@@ -68,7 +68,7 @@ def paths_to_batch(thing: Any, path: str, seen: set[int]) -> list[str]:
 def checked(monkeypatch):
     """Checks every launch of every stream; notes their labels."""
     labels = []
-    for stream_class in (CpuStream, CudaStream):
+    for stream_class in (CpuStream, CudaStream, NpuStream):
 
         def launch(self, fn, /, *args, label="", original=stream_class.launch):
             found = paths_to_batch(fn, label, seen := set()) + paths_to_batch(args, f"{label} args", seen)

@@ -20,7 +20,7 @@ from tests.harness import TREE_4, make_engine, sampled
 from tests.npu.fused_models import PAGE, SHAPES, fused_engine, models, pools_of, prompts_for
 from tests.recorded_runs import CalledAsTheyAre
 from tests.scheduling_helpers import expected, free, outputs
-from tests.tiny_models import WINDOW
+from tests.tiny_models import WINDOW, random_prompt
 
 pytestmark = pytest.mark.usefixtures("takes_float64")
 
@@ -95,7 +95,8 @@ def test_a_draft_that_knows_the_target_is_accepted_in_full(open_fused, name, dev
     _, draft = models(algorithm, device, sigma=0.0)
     steps = 3
     engine = open_fused(name, draft=draft, shape=(steps, 1, steps + 1))
-    prompts = [prompt for prompt in prompts_for(name, 3) if len(prompt) > 2 * WINDOW]  # EAGLE's see a window
+    # longer than the window of EAGLE's targets; short enough for a single key to matter; and over a page's end
+    prompts = [random_prompt(i, length) for i, length in enumerate((2 * WINDOW, 2 * WINDOW + 3, 118))]
     for done in engine.generate(prompts, SamplingParams(max_new_tokens=1 + 5 * (steps + 1))):
         assert done.spec.accept_lens == (steps + 1,) * 5
 
