@@ -302,7 +302,7 @@ def _read_head(folder: Path) -> tuple[Any, dict[str, Any], dict[str, Tensor]]:
             raise ValueError("config.json holds no object")
         tensors = {name.removeprefix("model."): value for name, value in _read_weights(folder).items()}
         return AutoConfig.from_pretrained(folder), settings, tensors
-    except (OSError, ValueError, SafetensorError, StrictDataclassError) as error:
+    except (OSError, KeyError, ValueError, SafetensorError, StrictDataclassError) as error:
         raise ValueError(
             f"{FIELD}={folder}: cannot be read ({error}); use a complete copy of the head"
         ) from error
