@@ -15,6 +15,7 @@ from tests.harness import CHAIN, TREE_2, make_engine
 
 ALGORITHMS = (None, "NGRAM", "STANDALONE", "EAGLE", "MULTI_LAYER_EAGLE", "FROZEN_KV_MTP")
 DRAFTER = {None: "nothing", "NGRAM": "self"}  # the others' is noisy
+LIVELY = {"FROZEN_KV_MTP": "random"}  # drafters of targets whose text is lively, where the scene's is not
 
 
 def scene(algorithm: str | None, device: torch.device, drafter: str | None = None) -> tuple[Any, Any]:

@@ -30,12 +30,14 @@ ORACLES = {"STANDALONE": StandaloneOracle, "EAGLE": EagleOracle, "MULTI_LAYER_EA
 class PoolReader:
     """Copies what the pools hold for each running request, just before a step's result is committed.
 
-    The next step may be in flight, or done: what is committed must not change any more, so it may. `ahead`: entries of
-    the draft's KV beyond the target's. `provisional`: whether layer `i` has `i` entries less, those made of drafts.
+    The next step may be in flight, or done: what is committed must not change any more, so it may. A STANDALONE draft has
+    one entry more than the target; of MTP module `i` the newest `i` are left out, as they are made of drafts.
     """
 
-    def __init__(self, engine, ahead, provisional):
-        self._engine, self._ahead, self._provisional = engine, ahead, provisional
+    def __init__(self, engine, algorithm):
+        self._engine = engine
+        self._ahead = int(algorithm == "STANDALONE")
+        self._provisional = algorithm == "MULTI_LAYER_EAGLE"
         self.shots = []  # (request, tokens known, target KV, draft KV)
 
     def __call__(self, batch, result):
@@ -100,8 +102,7 @@ def run(open_engine, case, schedule, device, page_size=1, prompts=None):
     target, draft = models(algorithm, drafter, device)
     engine = open_engine(target, algorithm, draft, shape, schedule=schedule, page_size=page_size)
     recorder = Recorder(engine)
-    ahead, provisional = int(algorithm == "STANDALONE"), algorithm == "MULTI_LAYER_EAGLE"
-    recorder.before = reader = PoolReader(engine, ahead, provisional)
+    recorder.before = reader = PoolReader(engine, algorithm)
     moves = check_moves_bitwise(engine.scheduler.cache.target_pool)
     if prompts is None:
         kinds = {"NGRAM": "ngram", "FROZEN_KV_MTP": "frozen-kv"}
