@@ -185,6 +185,19 @@ def test_features_are_kept_while_there_is_room():
     assert len(calls) == 3
 
 
+def test_each_epoch_has_the_same_batches_in_another_order(tmp_path):
+    settings = Settings(max_steps=1, tokens_per_batch=128, draft_vocab_size=48)
+    run = Run(KINDS["eagle3"], tiny_instruct(), TEXTS, None, settings, tmp_path)
+    batches, size = run._endless(), len(run.plan)
+    epochs = [[next(batches) for _ in range(size)] for _ in range(2)]
+    orders = [[number for _, _, number, _ in epoch] for epoch in epochs]
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(size))
+    assert orders[0] != orders[1]
+    tokens = [{number: batch.tokens.tolist() for _, _, number, batch in epoch} for epoch in epochs]
+    assert tokens[0] == tokens[1]
+    run.close()
+
+
 def test_kept_features_change_nothing(tmp_path):
     """Over three epochs; and batches are the same texts in each, in another order."""
     results = []
