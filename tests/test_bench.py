@@ -176,8 +176,9 @@ def test_json_has_these_keys(report, model):
     assert found == [(1, name) for name in ours + theirs] + [(2, name) for name in [*ours, theirs[0]]]
     for cell in report["cells"]:
         assert list(cell) == [
-            "prompts", "batch_size", "contender", "algorithm", "schedule", "decode_tokens_per_second",
-            "whole_tokens_per_second", "mean_acceptance_length", "draft_acceptance_rate", "forced_acceptance", "ratios", "cost_model",
+            "prompts", "batch_size", "num_prompts", "contender", "algorithm", "schedule", "decode_tokens_per_second",
+            "whole_tokens_per_second", "mean_acceptance_length", "draft_acceptance_rate",
+            "acceptance_rate_per_position", "forced_acceptance", "ratios", "cost_model",
             "token_counts_equal", "repetitions", "texts_compared_with", "texts_that_differ",
         ]  # fmt: skip
 
@@ -197,6 +198,27 @@ def test_figures_follow_from_the_raw_numbers(report):
             other = cells[batch_size, "none overlap" if name == "plain" else name]
             pairs = [a / b for a, b in zip(rates(cell), rates(other), strict=True)]
             assert ratio["decode"] == pytest.approx(figures.spread(pairs))
+
+
+def test_more_prompts_than_run_at_a_time(model):
+    argv = [
+        "bench", "--model", model, "--dtype", "float64", "--num-threads", "1", "--algorithms", "none,NGRAM",
+        "--batch-sizes", "2", "--num-prompts", "5", "--prompts", "free", "--max-new-tokens", "8", "--repetitions", "1",
+        "--against", "transformers",
+    ]  # fmt: skip
+    options = build_parser().parse_args([*argv, "--json"])
+    options.command_line = argv
+    told, code = command.run_bench(options)
+    assert code == 0
+    for cell in json.loads(told)["cells"]:
+        (raw,) = cell["repetitions"]
+        assert (cell["num_prompts"], cell["batch_size"], raw["tokens"], raw["first_tokens"]) == (5, 2, 40, 5)
+        assert cell["texts_that_differ"] == []
+        if cell["algorithm"] == "none":
+            assert raw["decode_steps"] == 3 * 7  # three batches, and seven tokens after the first
+            parts = cell["cost_model"]["parts_ms"]
+            assert sum(parts.values()) == pytest.approx(cell["cost_model"]["step_ms"])
+    assert '5 "free" prompts, 2 at a time' in for_humans(json.loads(told))
 
 
 def test_all_contenders_say_the_same(report):
