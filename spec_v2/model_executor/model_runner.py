@@ -61,6 +61,9 @@ class ModelRunner:
             raise
         self.vocab_size = int(self.model.config.vocab_size)
         self.hidden_size = int(self.model.config.hidden_size)
+        self.output_width = self.hidden_size * max(
+            len(aux_layers), 1
+        )  # of the hidden states that a forward gives
         # ids in the target's vocabulary, of a head whose vocabulary is a part of it
         self.target_ids: Tensor | None = getattr(self.model, "target_ids", None)
 

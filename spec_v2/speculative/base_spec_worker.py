@@ -7,7 +7,7 @@ isolation puts them back, but never writes into the batch's tensors; what it lau
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -17,6 +17,7 @@ from spec_v2.scheduler.future_map import FutureMap
 from spec_v2.scheduler.schedule_batch import GenerationBatchResult, ScheduleBatch
 from spec_v2.scheduler.streams import Pending, Stream
 from spec_v2.server_args import ServerArgs
+from spec_v2.speculative.adaptive import largest_shape
 from spec_v2.speculative.draft_tree import no_draft
 from spec_v2.speculative.verify import PrefillOutput, prefill_target, verify
 from spec_v2.types import DraftTree, ForwardMode, NextDraft, TreeShape, Verdict
@@ -25,7 +26,12 @@ OnPublish = Callable[[Pending[Verdict]], Pending[Tensor]]
 
 
 class BaseSpecWorker(ABC):
-    """Abstract: a concrete worker says how it drafts and what it keeps for its next draft."""
+    """Abstract: a concrete worker says how it drafts and what it keeps for its next draft.
+
+    `follows_shape`: it drafts what `shape_for` says; otherwise always `shape`, the largest, and nothing can adapt.
+    """
+
+    follows_shape: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -43,15 +49,7 @@ class BaseSpecWorker(ABC):
         self.cache = cache
         self.future_map = future_map
         self.server_args = server_args
-        self.shape = TreeShape(
-            num_steps=server_args.num_steps,
-            topk=server_args.topk,
-            num_draft_tokens=server_args.num_draft_tokens,
-            longest_path=server_args.longest_path,
-            is_tree=server_args.is_tree,
-            rejection_sampling=server_args.speculative_use_rejection_sampling,
-            simulated_accept_length=server_args.speculative_simulated_accept_length,
-        )
+        self.shape = largest_shape(server_args)
 
     def forward_batch_generation(self, batch: ScheduleBatch, on_publish: OnPublish) -> GenerationBatchResult:
         """One step of the batch: a prefill, or one round of speculation."""
@@ -68,7 +66,7 @@ class BaseSpecWorker(ABC):
 
     def shape_for(self, batch: ScheduleBatch) -> TreeShape:
         """The tree of this batch's step. Settings change between steps of the whole batch only."""
-        return self.shape
+        return batch.shape or self.shape
 
     @abstractmethod
     def draft(self, batch: ScheduleBatch, inputs: Pending[Any]) -> Pending[DraftTree]:

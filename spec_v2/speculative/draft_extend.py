@@ -6,9 +6,10 @@ rows run, rows past `accept_lens` are garbage that no row before them can see.
 """
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from spec_v2.kernels.row_slots import extend_inputs
+from spec_v2.kernels.row_slots import ExtendInputs, extend_inputs
 from spec_v2.kernels.sample_nodes import SamplingInputs
 from spec_v2.mem_cache.kv_cache_builder import KvCache
 from spec_v2.model_executor.forward_batch import extend_forward_batch, window_forward_batch
@@ -29,13 +30,31 @@ def draft_extend(
     max_seq_len: int,
 ) -> NextDraft:
     """Run the `w` emitted tokens through the draft; the row of the last accepted one gives the next draft."""
-    b = len(verdict.predict)
     start = draft_lens(inputs, shifted)
     read = extend_inputs(cache.row_table.slots, inputs.rows, start, verdict.predict, verdict.accept_lens)
+    hidden = verdict.hidden_states if shifted else None
+    return read_window(
+        draft, cache, inputs.rows, start, read, hidden, shape, verdict.new_seq_lens, sampling, max_seq_len
+    )
+
+
+def read_window(
+    draft: ModelRunner,
+    cache: KvCache,
+    rows: Int[Tensor, " b"],
+    start: Int[Tensor, " b"],
+    read: ExtendInputs,
+    target_hidden: Float[Tensor, "b w h"] | None,
+    shape: TreeShape,
+    seq_lens: Int[Tensor, " b"],
+    sampling: SamplingInputs,
+    max_seq_len: int,
+) -> NextDraft:
+    """The draft's forward over a window behind `start`; `seq_lens` is the position of its newest token."""
     forward_batch = window_forward_batch(
         kv_pool=cache.draft_pool,
         row_table=cache.row_table,
-        rows=inputs.rows,
+        rows=rows,
         prefix_lens=start,
         max_prefix_len=max_seq_len + 1,
         window_slots=read.slots,
@@ -46,10 +65,10 @@ def draft_extend(
         read.positions.flatten(),
         forward_batch,
         logits_at=read.newest,
-        target_hidden=verdict.hidden_states.flatten(0, 1) if shifted else None,
+        target_hidden=None if target_hidden is None else target_hidden.flatten(0, 1),
     )
-    hidden = out.hidden_states[read.newest] if shifted else out.hidden_states[:b, :0]
-    return first_level(draft, out.logits, hidden, shape, verdict.new_seq_lens, sampling.to(start.device))
+    hidden = out.hidden_states[: len(rows), :0] if target_hidden is None else out.hidden_states[read.newest]
+    return first_level(draft, out.logits, hidden, shape, seq_lens, sampling.to(start.device))
 
 
 def prefill_draft(

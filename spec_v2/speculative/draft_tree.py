@@ -58,9 +58,9 @@ def grow_tree(
     start = draft_lens(inputs, shifted)
     sampling = sampling.to(start.device)
     given = inputs.next_draft
-    frontier, candidates = start_frontier(
-        given.topk_index, given.topk_p, given.hidden_states, shape.num_steps
-    )
+    # it came when this step's shape was not chosen yet, as wide as any may be, best first
+    first_tokens, first_p = given.topk_index[:, :k], given.topk_p[:, :k]
+    frontier, candidates = start_frontier(first_tokens, first_p, given.hidden_states, shape.num_steps)
     all_probs = [given.draft_probs]
     positions, slots = place_window(
         cache.row_table.slots, inputs.rows, start, (shape.num_steps - 1) * k, per_position=k
