@@ -68,12 +68,14 @@ def test_any_switching_gives_the_plain_tokens(open_engine, case, kind, page_size
         SamplingParams(max_new_tokens=n) if kind == "greedy" else sampled(i, max_new_tokens=n)
         for i, n in enumerate(lengths)
     ]
+    found = set()
     for _ in range(2):
         records = check_identity(engine, prompts_of(case, engine.model, count), params)
+        found |= settings_of(records, engine)
         assert free(engine) == before
         assert_at_rest(engine)
     (candidates,) = engine.scheduler.planner.shapes.candidates.values()
-    assert settings_of(records, engine) == {shape.setting for shape in candidates}
+    assert found == {shape.setting for shape in candidates}
     assert sum(len(step.num_correct_drafts) for step in policy.observed) > 50
 
 

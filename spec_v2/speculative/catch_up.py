@@ -22,8 +22,11 @@ from spec_v2.types import NextDraft, StepInputs, TreeShape, Verdict
 
 
 def remember(unread: Unread, inputs: StepInputs, verdict: Verdict) -> NextDraft:
-    """Keep the one token of each request. The first level that is returned is nobody's: the next tree starts from
-    what `catch_up` finds."""
+    """Keep the one token of each request.
+
+    Returns a first level of zeros. It is nobody's, as the next tree starts from what `catch_up` finds; only the rows
+    that fill batches up use it, so it must be a token and finite.
+    """
     rows = inputs.rows
     place = unread.lens[rows].clamp(max=unread.tokens.shape[1] - 1)
     unread.tokens[rows, place] = verdict.predict[:, 0]
@@ -31,9 +34,9 @@ def remember(unread: Unread, inputs: StepInputs, verdict: Verdict) -> NextDraft:
     unread.lens[rows] = torch.where(rows > 0, place + 1, 0)  # row 0 fills batches up
     given = inputs.next_draft
     return NextDraft(
-        topk_p=torch.full_like(given.topk_p, torch.nan),
-        topk_index=torch.full_like(given.topk_index, -1),
-        hidden_states=torch.full_like(given.hidden_states, torch.nan),
+        topk_p=torch.zeros_like(given.topk_p),
+        topk_index=torch.zeros_like(given.topk_index),
+        hidden_states=torch.zeros_like(given.hidden_states),
         draft_probs=given.draft_probs,
     )
 
