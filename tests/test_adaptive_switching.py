@@ -7,7 +7,7 @@ from spec_v2 import SamplingParams
 from spec_v2.scheduler.future_map import MOST_UNREAD
 from tests import tiny_models as tiny
 from tests.adaptive_policies import RandomPolicy, ScriptedPolicy
-from tests.cells import models, prompts_for
+from tests.cells import models
 from tests.draft_oracles import EagleOracle, StandaloneOracle, grow
 from tests.eagle3_models import deep_llama, eagle3_head
 from tests.harness import CHAIN, NARROW_TREE, TREE_4, Coverage, Recorder, check_identity, sampled
@@ -52,8 +52,7 @@ def settings_of(records, engine):
 # -- tokens and memory -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("kind", ["greedy", "sampled"])
+@pytest.mark.parametrize(("kind", "page_size"), [("greedy", 1), ("sampled", 16)])
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 def test_any_switching_gives_the_plain_tokens(open_engine, case, kind, page_size, schedule, device):
     """Requests join and leave; every candidate occurs; all is free afterwards."""
@@ -97,7 +96,9 @@ def test_no_interleaving_of_the_streams_matters(open_engine, case, policy, sched
     engine = open_switching(open_engine, case, RandomPolicy(3), schedule, device, max_running_requests=2)
     before = free(engine)
     check_identity(
-        engine, prompts_of(case, engine.model, 4), [SamplingParams(max_new_tokens=6 + 5 * i) for i in range(4)]
+        engine,
+        prompts_of(case, engine.model, 4),
+        [SamplingParams(max_new_tokens=6 + 5 * i) for i in range(4)],
     )
     assert free(engine) == before
 
@@ -166,9 +167,7 @@ def test_each_tree_is_what_its_setting_gives_without_switching(open_engine, case
 
 @pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE"])
 def test_a_drafter_that_knows_the_target_is_always_accepted_whole(open_engine, algorithm, schedule, device):
-    engine = open_switching(
-        open_engine, (algorithm, "self", LONG_CHAIN), RandomPolicy(2), schedule, device
-    )
+    engine = open_switching(open_engine, (algorithm, "self", LONG_CHAIN), RandomPolicy(2), schedule, device)
     prompts = [tiny.random_prompt(40 + i, length) for i, length in enumerate((9, 12, 20, 10, 15))]
     records = check_identity(engine, prompts, [SamplingParams(max_new_tokens=50)] * 5)
     chosen = engine.trace.settings()
@@ -272,7 +271,14 @@ def test_a_cached_prefix_ends_where_the_draft_model_has_read(open_engine, algori
     case = (algorithm, "self", LONG_CHAIN)
     policy = ScriptedPolicy([0] * 15)
     engine = open_switching(
-        open_engine, case, policy, schedule, device, page_size=4, disable_radix_cache=False, max_running_requests=1
+        open_engine,
+        case,
+        policy,
+        schedule,
+        device,
+        page_size=4,
+        disable_radix_cache=False,
+        max_running_requests=1,
     )
     cache = engine.scheduler.cache
     cache.draft_pool.fill_unused(float("nan"), 4)  # what was not read shows in the drafts
@@ -293,9 +299,7 @@ def test_a_cached_prefix_ends_where_the_draft_model_has_read(open_engine, algori
 def test_recorded_steps_switch_too(open_engine, case, schedule, device, monkeypatch):
     changes = {"debug": False, "max_running_requests": 6, "cuda_graph_max_bs": 4}
     engine = open_switching(open_engine, case, RandomPolicy(1), schedule, device, **changes)
-    graphs = (
-        attach(engine, (1, 2, 4), monkeypatch) if device.type == "cpu" else engine._forward_stream.graphs
-    )
+    graphs = attach(engine, (1, 2, 4), monkeypatch) if device.type == "cpu" else engine._forward_stream.graphs
     cache = engine.scheduler.cache
     for pool in (cache.target_pool, cache.draft_pool):
         pool.fill_unused(float("nan"), engine.server_args.page_size)

@@ -65,10 +65,12 @@ class AcceptanceRates:
             return 1 - TREE_MISSES * (1 - self._rate(CHAIN, depth))
         if depth > 1:
             return self._rate(kind, depth - 1)
-        trees = [other for other in self._counts if other not in (CHAIN, kind) and self._is_known(other)]
-        if kind == CHAIN and trees:
-            return max(0.0, 1 - (1 - self._rate(trees[-1], 1)) / TREE_MISSES)
-        return self._rate(trees[-1], 1) if trees else FIRST_GUESS
+        trees = [other for other in self._counts if other != CHAIN and self._is_known(other)]
+        misses = TREE_MISSES * (1 - FIRST_GUESS)
+        if trees:
+            accepted, tried = self._counts[trees[-1]][1]
+            misses = 1 - accepted / tried
+        return 1 - (misses if kind != CHAIN else min(misses / TREE_MISSES, 1.0))
 
     def _is_known(self, kind: Hashable) -> bool:
         return kind in self._counts and self._counts[kind][1][1] >= GUESS_WEIGHT

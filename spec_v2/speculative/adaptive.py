@@ -18,6 +18,7 @@ from spec_v2.types import ROOT_ONLY, TreeShape
 
 FIRST_LOOK = 8
 LAST_LOOK = 64  # as often as a draft model must read what it has missed
+UNTRIED_CREDIT = 1.1  # predictions are a few percent wrong, and what is not tried is never measured
 RECORDING_STEPS = 6  # of a new shape run as they are or are being recorded, before it is replayed
 
 
@@ -109,13 +110,17 @@ class _Place:
         """A look has just paid."""
         return not self.current.drafts and self.look_after == 1
 
+    def move_to(self, shape: TreeShape) -> None:
+        self.current, self.since_look, self.look_after = shape, 0, FIRST_LOOK
+
 
 @final
 class SpeedPolicy:
     """The setting with the most tokens per second: expected tokens (moving averages) by measured seconds.
 
-    It starts with the largest candidate and compares all of them every `update_interval` steps. It moves where another
-    is faster by `hysteresis`, at the earliest when the current one has times of its own. Where plain decoding is
+    It starts with the largest candidate, then times the cheapest one, and from then on compares all of them every
+    `update_interval` steps. It moves where another is faster by `hysteresis`, at the earliest when the current one
+    has times of its own. Where plain decoding is
     fastest it drafts the cheapest way every now and then, to see whether that pays again: after 8 steps, then 16, 32,
     64; and once a look has paid, at every step, until the averages have followed or a look fails.
     """
@@ -175,8 +180,14 @@ class SpeedPolicy:
 
     def _compare(self, place: _Place, batch_size: int) -> None:
         place.num_steps, place.wait = 0, self.config.update_interval
-        speeds = self.speeds(batch_size, place.candidates)
+        cheapest = place.candidates[0]
+        if not self.costs.is_measured(batch_size, cheapest):  # between two times the others can be told
+            place.move_to(cheapest)
+            return
+        speeds = [
+            speed * (1 if self.costs.is_measured(batch_size, shape) else UNTRIED_CREDIT)
+            for speed, shape in zip(self.speeds(batch_size, place.candidates), place.candidates, strict=True)
+        ]
         mine, best = speeds[place.candidates.index(place.current)], max(speeds)
         if best > (1 + self.config.hysteresis) * mine:
-            place.current = place.candidates[speeds.index(best)]
-            place.since_look, place.look_after = 0, FIRST_LOOK
+            place.move_to(place.candidates[speeds.index(best)])

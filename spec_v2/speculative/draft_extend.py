@@ -5,11 +5,13 @@ shifted drafts, the target's own hidden states. The shape does not depend on how
 rows run, rows past `accept_lens` are garbage that no row before them can see.
 """
 
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spec_v2.kernels.row_slots import ExtendInputs, extend_inputs
+from spec_v2.kernels.row_slots import extend_inputs
 from spec_v2.kernels.sample_nodes import SamplingInputs
 from spec_v2.mem_cache.kv_cache_builder import KvCache
 from spec_v2.model_executor.forward_batch import extend_forward_batch, window_forward_batch
@@ -19,45 +21,37 @@ from spec_v2.speculative.verify import PrefillOutput, place_prompts
 from spec_v2.types import NextDraft, PromptStaging, StepInputs, TreeShape, Verdict
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LateTokens:
+    """Tokens that were emitted steps ago, as the part of a `Verdict` that a draft model reads."""
+
+    predict: Int[Tensor, "b w"]
+    accept_lens: Int[Tensor, " b"]
+    new_seq_lens: Int[Tensor, " b"]
+    hidden_states: Float[Tensor, "b w h"]
+
+
 def draft_extend(
     draft: ModelRunner,
     cache: KvCache,
     inputs: StepInputs,
-    verdict: Verdict,
+    verdict: Verdict | LateTokens,
     shape: TreeShape,
     sampling: SamplingInputs,
     shifted: bool,
     max_seq_len: int,
 ) -> NextDraft:
     """Run the `w` emitted tokens through the draft; the row of the last accepted one gives the next draft."""
+    b = len(verdict.predict)
     start = draft_lens(inputs, shifted)
     read = extend_inputs(cache.row_table.slots, inputs.rows, start, verdict.predict, verdict.accept_lens)
-    hidden = verdict.hidden_states if shifted else None
-    return read_window(
-        draft, cache, inputs.rows, start, read, hidden, shape, verdict.new_seq_lens, sampling, max_seq_len
-    )
-
-
-def read_window(
-    draft: ModelRunner,
-    cache: KvCache,
-    rows: Int[Tensor, " b"],
-    start: Int[Tensor, " b"],
-    read: ExtendInputs,
-    target_hidden: Float[Tensor, "b w h"] | None,
-    shape: TreeShape,
-    seq_lens: Int[Tensor, " b"],
-    sampling: SamplingInputs,
-    max_seq_len: int,
-) -> NextDraft:
-    """The draft's forward over a window behind `start`; `seq_lens` is the position of its newest token."""
     forward_batch = window_forward_batch(
         kv_pool=cache.draft_pool,
         row_table=cache.row_table,
-        rows=rows,
+        rows=inputs.rows,
         prefix_lens=start,
         max_prefix_len=max_seq_len + 1,
-        window_slots=read.slots,
+        window_slots=reserved_slots(read.slots, verdict.accept_lens, shape),
         window_positions=read.positions,
     )
     out = draft.forward(
@@ -65,10 +59,21 @@ def read_window(
         read.positions.flatten(),
         forward_batch,
         logits_at=read.newest,
-        target_hidden=None if target_hidden is None else target_hidden.flatten(0, 1),
+        target_hidden=verdict.hidden_states.flatten(0, 1) if shifted else None,
     )
-    hidden = out.hidden_states[: len(rows), :0] if target_hidden is None else out.hidden_states[read.newest]
-    return first_level(draft, out.logits, hidden, shape, seq_lens, sampling.to(start.device))
+    hidden = out.hidden_states[read.newest] if shifted else out.hidden_states[:b, :0]
+    return first_level(draft, out.logits, hidden, shape, verdict.new_seq_lens, sampling.to(start.device))
+
+
+def reserved_slots(
+    slots: Int[Tensor, "b w"], lens: Int[Tensor, " b"], shape: TreeShape
+) -> Int[Tensor, "b w"]:
+    """The slots of a window, of which `lens` tokens count. A window wider than a step's ends where nothing is reserved
+    for the request; what does not count goes to the padding slot then."""
+    w = slots.shape[1]
+    if w <= shape.longest_path + 1:
+        return slots
+    return torch.where(torch.arange(w, device=slots.device) < lens[:, None], slots, 0)
 
 
 def prefill_draft(

@@ -98,10 +98,11 @@ class ModelDraftWorker(BaseSpecWorker):
     def _catch_up(self, batch: ScheduleBatch, inputs: Pending[Any]) -> Pending[StepInputs]:
         return self.stream.launch(
             catch_up,
+            self.future_map.unread,
+            draft_extend,
             self._draft,
             self.cache,
             inputs,
-            self.future_map.unread,
             self.shape,
             batch.sampling_info.sampling,
             self.shifted,

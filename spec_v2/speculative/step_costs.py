@@ -7,7 +7,7 @@ They say what an untried setting would cost. One that was tried has its own time
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,7 +20,7 @@ from spec_v2.types import TreeShape
 TOKEN_COST = {"cpu": 0.03, "cuda": 0.002}
 DRAFT_PASS_COST = 0.15
 OVERHEAD = 0.05
-GUESS_WEIGHT = 0.3  # of a guess about the dearest setting, beside one measured time
+GUESS_WEIGHT = 0.05  # of a guess about the dearest setting, beside one measured time
 NUM_TIMES = 5  # newest times that count
 FEWEST_TIMES = 3
 BUCKETS = capture_sizes(512)
@@ -107,7 +107,7 @@ class StepCosts:
         )
         if not measured:
             return CostTerms(plain=1.0, per_token=guess[0], c=guess[1], o=guess[2])
-        counts = np.array([self._counts(batch_size, shape) for shape in measured])
+        counts = np.array([_counts(batch_size, shape) for shape in measured])
         times = np.array(list(measured.values()))
         scale = times.mean()
         most = np.maximum(counts[:, 1:].max(0), [batch_size, 1, 1])
@@ -120,10 +120,11 @@ class StepCosts:
         per_token, c, o = (max(value / plain, 0.0) for value in others)
         return CostTerms(plain=plain, per_token=per_token, c=c, o=o)
 
-    @staticmethod
-    def _counts(batch_size: int, shape: TreeShape) -> Iterable[float]:
-        return 1, batch_size * (shape.num_draft_tokens - 1), draft_passes(shape), float(shape.drafts)
-
     def _typical(self, batch_size: int) -> dict[TreeShape, float]:
         times = self._times.get(bucket(batch_size), {})
         return {shape: typical for shape, own in times.items() if (typical := own.typical()) is not None}
+
+
+def _counts(batch_size: int, shape: TreeShape) -> tuple[int, int, int, int]:
+    """How often plain, per_token, c and o occur in a step."""
+    return 1, batch_size * (shape.num_draft_tokens - 1), draft_passes(shape), int(shape.drafts)
