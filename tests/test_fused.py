@@ -13,7 +13,7 @@ from spec_v2.bench.fused import Shape, bench_kernels, bench_layers, model_step
 from spec_v2.mem_cache.kv_pool import KvPool, RowTable
 from spec_v2.model_executor import fused as fused_module
 from spec_v2.model_executor.forward_batch import extend_forward_batch
-from spec_v2.model_executor.fuse import FusedReport, fuse_layers
+from spec_v2.model_executor.fuse import FusedReport, fuse_layers, fuse_linears
 from spec_v2.model_executor.fused import FusedAttention, FusedMlp, FusedNorm
 from spec_v2.model_executor.model_runner import ModelRunner
 from spec_v2.models.eagle import EagleHead
@@ -171,6 +171,43 @@ def test_whoever_replaces_hidden_states_gets_the_norm_of_the_replacement(device)
             layer.register_forward_hook(lambda module, args, output: output * 0.5)
         outputs.append(run(model, device))
     assert_same_run(*outputs, 1e-12)
+
+
+# -- linear layers -------------------------------------------------------------------------------------------
+
+
+def test_linear_layers_keep_their_numbers_and_what_is_shared_is_fused_once(device):
+    target = copy.deepcopy(tiny.llama(device))
+    head = copy.deepcopy(target)
+    head.lm_head = target.lm_head
+    layers = [m for m in target.modules() if type(m) is nn.Linear]
+    want = [
+        layer(torch.ones(2, 3, layer.in_features, dtype=layer.weight.dtype, device=device))
+        for layer in layers
+    ]
+    assert fuse_linears(target) == len(layers)
+    assert fuse_linears(head) == len(layers) - 1
+    for layer, own in zip(layers, want, strict=True):
+        got = layer(torch.ones(2, 3, layer.in_features, dtype=layer.weight.dtype, device=device))
+        assert torch.equal(got, own)  # float64 takes torch's product
+    del layers[0].forward
+    assert fuse_linears(target) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [1, 5, 16, 17])
+def test_few_tokens_take_the_kernel(tokens, monkeypatch):
+    layer = nn.Linear(300, 70, device="cuda", dtype=torch.bfloat16).requires_grad_(False)
+    x = torch.randn(1, tokens, 300, device="cuda", dtype=torch.bfloat16)
+    want = layer(x)
+    fuse_linears(layer)
+    torch.testing.assert_close(layer(x), want, rtol=2**-7, atol=2**-7)
+    monkeypatch.setattr(torch.nn.functional, "linear", None)
+    if tokens <= 16:
+        assert layer(x).shape == (1, tokens, 70)
+    else:
+        with pytest.raises(TypeError):
+            layer(x)
 
 
 # -- engines -------------------------------------------------------------------------------------------------

@@ -1,14 +1,18 @@
 """The suite on tiny models: every row is measured as it would be at full size, skipped with a reason, or listed."""
 
+import gzip
 import json
 import math
 import types
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
 
 from spec_v2.bench import suite as suite_module
+from spec_v2.bench import suite_record as record_module
+from spec_v2.bench.contenders import EngineContender
 from spec_v2.bench.cost_model import GAPS
 from spec_v2.bench.prediction import Hardware, ModelCost, StepCost, measure_hardware
 from spec_v2.bench.settings import bench_defaults
@@ -27,6 +31,7 @@ from spec_v2.bench.suite_probes import TREE, accept_and_commit, verify_attention
 from spec_v2.bench.suite_report import for_humans
 from spec_v2.bench.suite_rows import ENTRIES, H200_ROWS, Figure, in_cases
 from spec_v2.bench.suite_settings import SuiteSettings, suite_settings
+from spec_v2.bench.suite_traces import STEPS
 from spec_v2.cli import build_parser, main
 from spec_v2.server_args import ServerArgs
 from spec_v2.speculative_hook import resolve_speculative
@@ -234,7 +239,7 @@ def test_every_row_is_measured(report):
 def test_json_has_these_keys(report):
     assert list(report) == [
         "suite", "command", "date", "machine", "load_average", "versions", "device", "hardware", "engine_settings",
-        "repetitions",        "seconds", "rows", "skipped", "failed",
+        "repetitions", "seconds", "rows", "skipped", "failed", "traces", "kept_from",
     ]  # fmt: skip
     for row in report["rows"]:
         assert list(row) == [
@@ -325,7 +330,7 @@ def test_a_case_is_a_model_at_a_batch_size():
 
 def test_the_time_limit_lists_what_it_left_out(tmp_path, monkeypatch):
     clock = types.SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr(suite_module, "time", clock)
+    monkeypatch.setattr(record_module, "time", clock)
     compare = SuiteRun._compare
 
     def slow(self, *args):
@@ -388,6 +393,93 @@ def test_a_killed_run_keeps_its_rows(tmp_path, monkeypatch):
     (place,) = tmp_path.iterdir()
     kept = json.loads(place.read_text())
     assert [row["name"] for row in kept["rows"]] == ["8b-plain-b1"]
+
+
+def test_a_run_that_is_killed_between_repetitions_keeps_the_first(tmp_path, monkeypatch):
+    run, calls = EngineContender.run, []
+
+    def killed(self, *args):
+        calls.append(self.name)
+        if len(calls) == 1 + 2 * 2:  # a few tokens to see that it runs, a warm-up, a repetition ...
+            raise KeyboardInterrupt
+        return run(self, *args)
+
+    monkeypatch.setattr(EngineContender, "run", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run_tiny(tmp_path, "8b-plain-b1")
+    kept = json.loads((tmp_path / "h200.json").read_text())
+    assert [(row["name"], len(row["values"])) for row in kept["rows"]] == [("8b-plain-b1", 2)]
+
+
+def test_a_case_that_fails_after_a_repetition_leaves_no_row(tmp_path, monkeypatch):
+    def broken(*args):
+        raise RuntimeError("too few tokens")
+
+    monkeypatch.setattr(suite_module, "_check_lengths", broken)
+    report = run_tiny(tmp_path, "8b-plain-b1")
+    assert report["rows"] == []
+    assert [entry["name"] for entry in report["failed"]] == ["8b-plain-b1"]
+
+
+def test_resume_measures_what_is_missing(tmp_path, monkeypatch):
+    first = run_tiny(tmp_path, "8b-plain-b1")
+    place = tmp_path / "h200.json"
+    cut = json.loads(place.read_text())
+    cut["rows"].append({**cut["rows"][0], "name": "8b-ngram-b1", "values": [1.0]})  # of one repetition
+    place.write_text(json.dumps(cut))
+    opened = []
+    open_one = suite_module.Workshop.open
+    monkeypatch.setattr(
+        suite_module.Workshop,
+        "open",
+        lambda self, name, *args: opened.append(name) or open_one(self, name, *args),
+    )
+    report = run_tiny(tmp_path, "8b-plain-b1", "8b-ngram-b1", resume=True)
+    assert opened == ["NGRAM 8", "plain"]
+    assert [row["name"] for row in report["rows"]] == ["8b-plain-b1", "8b-ngram-b1"]
+    assert report["rows"][0] == json.loads(json.dumps(first["rows"][0]))
+    assert len(report["rows"][1]["values"]) == 3
+    assert report["kept_from"] == first["date"]
+    again = run_tiny(tmp_path, "8b-plain-b1", resume=True)
+    assert (len(again["rows"]), len(opened)) == (1, 2)
+    with pytest.raises(ValueError, match=r"--resume: .* was measured with"):
+        run_tiny(tmp_path, "8b-plain-b1", resume=True, engine={"page_size": 16})
+
+
+def test_traces_show_both_schedules(tmp_path):
+    """Few steps, small files; publish lies between verify and draft-extend, and only overlap runs ahead."""
+    out, folder = tmp_path / "out", tmp_path / "traces"
+    out.mkdir()
+    folder.mkdir()
+    suite = replace(tiny_suite(), traced={"8b": "chain k=3", "smollm2": "chain k=3"})
+    report = run_tiny(out, "8b-plain-b1", suite=suite, traces=str(folder))
+    files = [f"8b-chain-k3-{schedule}.trace.json.gz" for schedule in ("overlap", "sync")]
+    assert report["traces"] == files == sorted(path.name for path in folder.iterdir())
+    for schedule, file in zip(("overlap", "sync"), files, strict=True):
+        raw = (folder / file).read_bytes()
+        assert len(raw) < 300_000
+        trace = json.loads(gzip.decompress(raw))
+        assert trace["otherData"]["schedule"] == schedule
+        assert trace["otherData"]["forced_accept_length"] == 3
+        spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+        begins = {(e["tid"], e["name"], e["args"]["step"]): e["ts"] for e in spans}
+        steps = sorted({e["args"]["step"] for e in spans})
+        assert len(steps) == STEPS
+        for step in steps:
+            order = [
+                begins[1, name, step] for name in ("resolve", "draft", "verify", "publish", "draft_extend")
+            ]
+            assert order == sorted(order)
+        ahead = [begins[0, "launch", b] < begins[0, "process", a] for a, b in pairwise(steps)]
+        assert set(ahead) == {schedule == "overlap"}
+
+
+def test_a_trace_that_fails_is_listed(tmp_path):
+    suite = replace(tiny_suite(), traced={"smollm2": "STANDALONE", "8b": "no such contender"})
+    report = run_tiny(tmp_path, "8b-plain-b1", "smollm2-plain-b1", suite=suite, traces=str(tmp_path))
+    assert [row["name"] for row in report["rows"]] == ["8b-plain-b1", "smollm2-plain-b1"]
+    assert [entry["name"] for entry in report["skipped"]] == ["trace-smollm2"]
+    assert [entry["name"] for entry in report["failed"]] == ["trace-8b"]
 
 
 def test_progress_says_what_is_expected_before_it_is_measured(tmp_path, capsys):
@@ -506,6 +598,10 @@ def test_without_a_gpu_everything_is_skipped_and_says_why(tmp_path, capsys):
         (("--rows", "8b-plain-b1"), "--rows is for --suite"),
         (("--time-limit", "5"), "--time-limit is for --suite"),
         (("--out", "."), "--out is for --suite"),
+        (("--traces", "."), "--traces is for --suite"),
+        (("--resume",), "--resume is for --suite"),
+        (("--suite", "cpu", "--resume"), "--resume needs the report of an earlier run"),
+        (("--suite", "cpu", "--traces", "/no/such/folder"), "--traces /no/such/folder"),
     ],
 )  # fmt: skip
 def test_what_a_suite_would_not_heed_is_refused(argv, named, capsys):

@@ -119,7 +119,7 @@ def model_step(
         max_position_embeddings=2 * PREFIX_LEN,
     )
     with device:
-        model = LlamaForCausalLM(config).to(dtype).eval().requires_grad_(False)
+        model = LlamaForCausalLM(config).to(device, dtype).eval().requires_grad_(False)
     pack_projections(model)
     if fuse:
         print(f"    {fuse_layers(model, on_cpu=True)}")

@@ -38,8 +38,12 @@ def measure(
     max_new_tokens: int,
     repetitions: int,
     done: Callable[[], None],
+    round_done: Callable[[Samples], None] = lambda samples: None,
 ) -> Samples:
-    """`repetitions` samples of every contender in every case that it fits. `done` is called after each run."""
+    """`repetitions` samples of every contender in every case that it fits.
+
+    `done` is called after each run, `round_done` with all samples so far after each round that counts.
+    """
     samples: Samples = {}
     for case in cases:
         present = [contender for contender in contenders if contender.fits(case.batch_size)]
@@ -49,4 +53,6 @@ def measure(
                 if repetition > 0:  # the first round compiles, allocates and fills caches
                     samples.setdefault((case, contender.name), []).append(sample)
                 done()
+            if repetition > 0:
+                round_done(samples)
     return samples

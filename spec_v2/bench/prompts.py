@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from spec_v2.training.heldout import heldout_prompts
+
 COPY_REQUEST = "Copy this text exactly, word for word:\n\n"
 
 TEXTS = (
@@ -70,8 +72,10 @@ QUESTIONS = (
 KINDS = {
     "copy": tuple(COPY_REQUEST + text for text in TEXTS),
     "free": QUESTIONS,
+    "heldout": heldout_prompts(),
 }
-"""What `--prompts` may name. copy: the answer stands in the prompt. free: it stands nowhere."""
+"""What `--prompts` may name. copy: the answer stands in the prompt. free: it stands nowhere. heldout: no draft model
+that comes with this package was trained on them."""
 
 
 def prompt_ids(tokenizer: Any, kind: str, batch_size: int) -> list[tuple[int, ...]]:

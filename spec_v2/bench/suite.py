@@ -1,37 +1,33 @@
 """`bench --suite NAME`: a fixed table of figures, case by case, within a time limit.
 
 What a case needs is opened, everybody runs once to warm up, then all take turns for at least three repetitions; rows
-are medians of these. A case that cannot run, or that the time limit leaves no room for, is listed with its reason.
+are medians of these. The report is rewritten after each repetition. A case that cannot run, or that the time limit leaves no room for, is listed with its reason.
 """
 
 import difflib
 import json
-import os
-import shlex
-import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from spec_v2.bench.contenders import Contender, Prompts, Sample
-from spec_v2.bench.figures import spread
+from spec_v2.bench.contenders import Contender, Prompts
 from spec_v2.bench.measure import Case, measure, num_runs
+from spec_v2.bench.measure import Samples as CaseSamples
 from spec_v2.bench.prediction import Hardware, measure_hardware
 from spec_v2.bench.settings import ORACLE
-from spec_v2.bench.suite_figures import cell_of, predicted, values_of, verdict_of
+from spec_v2.bench.suite_figures import Samples, cell_of, predicted, values_of
 from spec_v2.bench.suite_models import LLAMA_8B, SMOLLM2, ModelPlan
 from spec_v2.bench.suite_probes import PROBES
-from spec_v2.bench.suite_report import for_humans, guess_line, row_line
+from spec_v2.bench.suite_record import SuiteRecord
+from spec_v2.bench.suite_report import for_humans, guess_line
 from spec_v2.bench.suite_rows import CPU_ROWS, ENTRIES, H200_ROWS, Row, in_cases
 from spec_v2.bench.suite_settings import SuiteSettings
+from spec_v2.bench.suite_traces import record_traces
 from spec_v2.bench.workshop import Missing, Workshop
-from spec_v2.facts import machine, versions
 from spec_v2.models.gguf_cache import quiet_transformers
 
 FIRST_TOKENS = 4  # before anything is measured: does it run at all?
@@ -40,21 +36,26 @@ CPU_NEW_TOKENS = 48  # short: a row of the cpu suite takes a minute on two cores
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suite:
-    """Rows, the models that they are about, and the kind of device that they are meant for."""
+    """Rows, the models that they are about, and the kind of device that they are meant for.
+
+    `traced`: by model, the contender whose steps `--traces` records.
+    """
 
     name: str
     rows: tuple[Row, ...]
     plans: Mapping[str, ModelPlan]
     device_type: str
+    traced: Mapping[str, str] = field(default_factory=dict)
 
 
 def suite_named(name: str) -> Suite:
     """The suite called `h200` or `cpu`."""
     if name == "h200":
         plans = {"8b": LLAMA_8B, "smollm2": SMOLLM2}
-        return Suite(name=name, rows=H200_ROWS, plans=plans, device_type="cuda")
-    short = replace(SMOLLM2, new_tokens=CPU_NEW_TOKENS)
-    return Suite(name=name, rows=CPU_ROWS, plans={"smollm2": short}, device_type="cpu")
+        traced = dict.fromkeys(plans, "chain k=3")
+        return Suite(name=name, rows=H200_ROWS, plans=plans, device_type="cuda", traced=traced)
+    short = {"smollm2": replace(SMOLLM2, new_tokens=CPU_NEW_TOKENS)}
+    return Suite(name=name, rows=CPU_ROWS, plans=short, device_type="cpu", traced={"smollm2": "STANDALONE"})
 
 
 def run_suite(settings: SuiteSettings, as_json: bool, command_line: Sequence[str]) -> tuple[str, int]:
@@ -65,54 +66,46 @@ def run_suite(settings: SuiteSettings, as_json: bool, command_line: Sequence[str
 
 
 class SuiteRun:
-    """One run of a suite: the report as far as it has come, and the clock. Raises ValueError for an unknown row."""
+    """One run of a suite. Raises ValueError for an unknown row."""
 
     def __init__(self, suite: Suite, settings: SuiteSettings, command_line: Sequence[str]) -> None:
         self._suite, self._settings = suite, settings
-        self._start = time.monotonic()
         self.rows = chosen_rows(suite, settings.rows)
         self.device = torch.device(settings.device or suite.device_type)
-        self.report: dict[str, Any] = {
-            "suite": suite.name,
-            "command": shlex.join(["spec-v2", *command_line]),
-            "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-            "machine": machine(),
-            "load_average": list(os.getloadavg()),
-            "versions": versions(),
-            "device": None,
-            "hardware": None,
-            "engine_settings": dict(settings.engine),
-            "repetitions": settings.repetitions,
-            "seconds": 0.0,
-            "rows": [],
-            "skipped": [],
-            "failed": [],
-        }
+        self._record = SuiteRecord(suite.name, settings, command_line)
+        if settings.resume:
+            kept = self._record.take_over([row.name for row in self.rows])
+            self.rows = [row for row in self.rows if row.name not in kept]
 
     def report_all(self) -> dict[str, Any]:
         """Measure what can be measured."""
         reason = self._unfit_device()
         if reason:
-            self._list("skipped", self.rows, reason)
-            return self._saved()
-        self.report["device"] = _device_name(self.device)
+            self._record.list_rows("skipped", self.rows, reason)
+        if reason or not self.rows:
+            return self._record.saved()
+        self._record.report["device"] = _device_name(self.device)
         hardware = measure_hardware(self.device, torch.bfloat16)
-        self.report["hardware"] = asdict(hardware)
+        self._record.report["hardware"] = asdict(hardware)
         workshop = Workshop(self._suite.plans, self.device, self._settings.engine)
         try:
+            traced: set[str] = set()
             for rows in in_cases(self.rows):
+                if rows[0].model not in traced:
+                    traced.add(rows[0].model)
+                    self._trace(rows[0].model, workshop)
                 self._one_case(rows, workshop, hardware)
-                self._saved()
+                self._record.saved()
         finally:
             workshop.clear()
-        return self._saved()
+        return self._record.saved()
 
     # -- one case ----------------------------------------------------------------------------------------
 
     def _one_case(self, rows: list[Row], workshop: Workshop, hardware: Hardware) -> None:
         if self._is_late():
             reason = f"not started: the time limit of {self._settings.time_limit:g} s was reached"
-            self._list("skipped", rows, reason)
+            self._record.list_rows("skipped", rows, reason)
             return
         try:
             if rows[0].figure.entries:
@@ -120,13 +113,13 @@ class SuiteRun:
             else:
                 self._probe(rows[0], workshop.plan(rows[0].model), hardware)
         except Missing as reason:
-            self._list("skipped", rows, str(reason))
+            self._record.list_rows("skipped", rows, str(reason))
         except Exception as error:  # noqa: BLE001 - the other cases may still run
-            self._list("failed", rows, f"{type(error).__name__}: {error}")
+            self._record.list_rows("failed", rows, f"{type(error).__name__}: {error}")
 
     def _compare(self, rows: list[Row], workshop: Workshop, hardware: Hardware) -> None:
         model_name, batch_size = rows[0].model, rows[0].batch_size
-        self._say(f"{model_name}, batch {batch_size}: loading")
+        self._record.say(f"{model_name}, batch {batch_size}: loading")
         workshop.check_room(model_name, batch_size, [name for row in rows for name in row.entries])
         model = workshop.model(model_name)
         plan = model.plan
@@ -140,15 +133,18 @@ class SuiteRun:
             costs = {name: workshop.step_cost(name, model_name) for name in opened}
             guesses = {row.name: predicted(row, costs, hardware, context) for row in rows}
             for row in rows:
-                self._say(guess_line(row, guesses[row.name]))
-            samples = self._measure(Case(model.note, tuple(prompts)), opened, plan)
+                self._record.say(guess_line(row, guesses[row.name]))
+
+            def note(samples: Samples) -> None:
+                cells = {name: cell_of(samples[name]) for name in opened}
+                for row in rows:
+                    mine = {name: cells[name] for name in row.entries if name in cells}
+                    self._record.add(row, values_of(row.figure, samples), guesses[row.name], model.note, mine)
+                self._record.saved()
+
+            samples = self._measure(Case(model.note, tuple(prompts)), opened, plan, note)
         _check_lengths(samples, plan.new_tokens)
-        cells = {name: cell_of(samples[name]) for name in opened}
-        for row in rows:
-            values = values_of(row.figure, samples)
-            self._add(
-                row, values, guesses[row.name], model.note, {n: cells[n] for n in row.entries if n in cells}
-            )
+        self._record.tell(rows)
 
     def _open(
         self, rows: list[Row], prompts: Prompts, workshop: Workshop, closing: ExitStack
@@ -159,7 +155,7 @@ class SuiteRun:
         absent: dict[str, tuple[str, str]] = {}
         names = dict.fromkeys(name for row in rows for name in row.entries)
         for name in sorted(names, key=lambda name: ENTRIES[name].algorithm == ORACLE):  # it records another
-            self._say(f"opening {name}")
+            self._record.say(f"opening {name}")
             try:
                 contender = workshop.open(name, rows[0].model, rows[0].batch_size, opened, closing)
                 contender.run(prompts, FIRST_TOKENS)
@@ -174,13 +170,18 @@ class SuiteRun:
         """Whether the row cannot be measured without a contender that is absent; then it is listed."""
         for name in row.figure.entries:
             if name in absent:
-                self._list(absent[name][0], [row], absent[name][1])
+                self._record.list_rows(absent[name][0], [row], absent[name][1])
                 return True
         return False
 
     def _measure(
-        self, case: Case, opened: Mapping[str, Contender], plan: ModelPlan
-    ) -> dict[str, list[Sample]]:
+        self,
+        case: Case,
+        opened: Mapping[str, Contender],
+        plan: ModelPlan,
+        note: Callable[[Samples], None],
+    ) -> Samples:
+        """All samples by contender; `note` gets those that there are after each repetition."""
         contenders = list(opened.values())
         total, done = num_runs(contenders, [case], self._settings.repetitions), 0
 
@@ -188,7 +189,10 @@ class SuiteRun:
             nonlocal done
             done += 1
             if done % len(contenders) == 0:
-                self._say(f"{done} of {total} runs")
+                self._record.say(f"{done} of {total} runs")
+
+        def by_name(samples: CaseSamples) -> Samples:
+            return {name: samples[case, contender.name] for name, contender in opened.items()}
 
         samples = measure(
             contenders,
@@ -196,64 +200,37 @@ class SuiteRun:
             max_new_tokens=plan.new_tokens,
             repetitions=self._settings.repetitions,
             done=one_more,
+            round_done=lambda samples: note(by_name(samples)),
         )
-        return {name: samples[case, contender.name] for name, contender in opened.items()}
+        return by_name(samples)
 
     def _probe(self, row: Row, plan: ModelPlan, hardware: Hardware) -> None:
-        self._say(f"{row.name}: measuring")
+        self._record.say(f"{row.name}: measuring")
         result = PROBES[row.figure.kind](
             plan, hardware, self.device, batch_size=row.batch_size, repetitions=self._settings.repetitions
         )
-        self._add(row, result.values, result.floor, f"{plan.name}; {result.note}", {})
+        self._record.add(row, result.values, result.floor, f"{plan.name}; {result.note}", {})
+        self._record.tell([row])
 
-    # -- the report --------------------------------------------------------------------------------------
-
-    def _add(
-        self, row: Row, values: Sequence[float], guess: float | None, note: str, cells: Mapping[str, Any]
-    ) -> None:
-        measured = spread(values)
-        forced = row.figure.entries and cells[row.figure.entries[0]]["forced_acceptance"]
-        added = {
-            "name": row.name,
-            "text": row.text,
-            "model": note,
-            "batch_size": row.batch_size,
-            "unit": row.figure.unit,
-            "higher_is_better": row.figure.higher_is_better,
-            "must": row.must,
-            "aim": row.aim,
-            "peers": row.peers,
-            "predicted": guess,
-            "measured": measured,
-            "values": list(values),
-            "verdict": verdict_of(row, measured["median"]),
-            "forced_acceptance": bool(forced),
-            "contenders": dict(cells),
-        }
-        self.report["rows"].append(added)
-        self._say(row_line(added))
-
-    def _list(self, where: str, rows: Sequence[Row], reason: str) -> None:
-        for row in rows:
-            self.report[where].append({"name": row.name, "text": row.text, "reason": reason})
-        self._say(f"{where}: {', '.join(row.name for row in rows)}: {reason}")
-
-    def _saved(self) -> dict[str, Any]:
-        """The report, after it was written to the folder of --out: whole or not at all, so that a killed run keeps it."""
-        self.report["seconds"] = round(time.monotonic() - self._start, 1)
-        if self._settings.out is not None:
-            place = Path(self._settings.out) / f"{self._suite.name}.json"
-            unfinished = place.with_suffix(".part")
-            unfinished.write_text(json.dumps(self.report))
-            unfinished.replace(place)
-        return self.report
-
-    def _say(self, text: str) -> None:
-        sys.stderr.write(f"[{time.monotonic() - self._start:6.1f} s] {text}\n")
+    def _trace(self, model_name: str, workshop: Workshop) -> None:
+        """Write the traces of a model, where they are wanted."""
+        entry, name = self._suite.traced.get(model_name), f"trace-{model_name}"
+        if self._settings.traces is None or entry is None or self._is_late():
+            return
+        self._record.say(f"{name}: {entry}, overlap and sync")
+        try:
+            workshop.check_room(model_name, 1, [entry])
+            self._record.report["traces"] += record_traces(
+                workshop, model_name, entry, Path(self._settings.traces)
+            )
+        except Missing as reason:
+            self._record.list_one("skipped", name, f"trace of {entry}", str(reason))
+        except Exception as error:  # noqa: BLE001 - the rows may still be measured
+            self._record.list_one("failed", name, f"trace of {entry}", f"{type(error).__name__}: {error}")
 
     def _is_late(self) -> bool:
         limit = self._settings.time_limit
-        return limit is not None and time.monotonic() - self._start >= limit
+        return limit is not None and self._record.seconds >= limit
 
     def _unfit_device(self) -> str:
         if self.device.type == "cuda" and not torch.cuda.is_available():
@@ -272,7 +249,7 @@ def chosen_rows(suite: Suite, names: Sequence[str]) -> list[Row]:
     return [row for row in suite.rows if not names or row.name in names]
 
 
-def _check_lengths(samples: Mapping[str, Sequence[Sample]], wanted: int) -> None:
+def _check_lengths(samples: Samples, wanted: int) -> None:
     for name, runs in samples.items():
         for done in (done for sample in runs for done in sample.completions):
             if done.completion_tokens != wanted:

@@ -10,7 +10,7 @@ from spec_v2.server_args import flag_of, from_cli_args
 
 SUITES = ("h200", "cpu")
 FEWEST_REPETITIONS = 3
-_OWN = ("rows", "time_limit", "out")
+_OWN = ("rows", "time_limit", "out", "resume", "traces")
 _CHOSEN_BY_THE_SUITE = (
     "algorithms",
     "schedules",
@@ -29,12 +29,15 @@ _CHOSEN_FOR_ENGINES = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteSettings:
     """`rows`: names, or none for all. `time_limit`: seconds after which no case is started. `out`: a folder.
+    `resume`: keep the rows that are in it already. `traces`: a folder for traces of a few steps.
     `engine`: settings that all engines get, beside those of their row."""
 
     suite: str
     rows: tuple[str, ...] = ()
     time_limit: float | None = None
     out: str | None = None
+    resume: bool = False
+    traces: str | None = None
     repetitions: int = FEWEST_REPETITIONS
     device: str | None = None
     engine: Mapping[str, Any] = field(default_factory=dict)
@@ -54,7 +57,13 @@ def add_suite_args(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--out",
         metavar="FOLDER",
-        help="rewrite the report there after each case, so that a killed run keeps it",
+        help="rewrite the report there after each repetition, so that a killed run keeps it",
+    )
+    group.add_argument(
+        "--resume", action="store_true", help="keep the rows that the report in --out has, measure the others"
+    )
+    group.add_argument(
+        "--traces", metavar="FOLDER", help="write a few steps of both schedules there, for ui.perfetto.dev"
     )
 
 
@@ -73,13 +82,18 @@ def suite_settings(options: argparse.Namespace, defaults: argparse.Namespace) ->
         raise ValueError(
             f"--repetitions {options.repetitions}: a suite's figures are medians; give at least {FEWEST_REPETITIONS}"
         )
-    if options.out is not None and not Path(options.out).is_dir():
-        raise ValueError(f"--out {options.out}: give a folder that exists")
+    for flag, folder in (("--out", options.out), ("--traces", options.traces)):
+        if folder is not None and not Path(folder).is_dir():
+            raise ValueError(f"{flag} {folder}: give a folder that exists")
+    if options.resume and options.out is None:
+        raise ValueError("--resume needs the report of an earlier run: name its folder with --out")
     return SuiteSettings(
         suite=options.suite,
         rows=options.rows,
         time_limit=options.time_limit,
         out=options.out,
+        resume=options.resume,
+        traces=options.traces,
         repetitions=options.repetitions,
         device=given.pop("device", None),
         engine=given,

@@ -22,6 +22,7 @@ from spec_v2.model_executor.fused import (
     FusedEagle3Layer,
     FusedFinalNorm,
     FusedLayer,
+    FusedLinear,
     FusedNorm,
     FusedRotary,
     OwnMlp,
@@ -60,6 +61,15 @@ def speed_up(model: nn.Module, shared_with: nn.Module | None = None) -> None:
         speed_up_linears(model, shared_with)
     else:
         _LOG.debug("%s: %s", type(model).__name__, fuse_layers(model))
+        fuse_linears(model)
+
+
+def fuse_linears(model: nn.Module) -> int:
+    """Give every plain linear layer the kernel for few tokens, in place. Returns how many got it."""
+    linears = [m for m in model.modules() if type(m) is nn.Linear and not _is_fused(m)]
+    for linear in linears:
+        linear.forward = FusedLinear(linear)  # type: ignore[method-assign, assignment]
+    return len(linears)
 
 
 @torch.no_grad()
@@ -149,6 +159,8 @@ class Trial:
 
     def __init__(self, model: Any, layers: list[nn.Module]) -> None:
         probe = probe_attention(model, "model_path")
+        if probe.num_readers:
+            raise ValueError("its attention reads another model's KV")
         self.options = probe.options
         parameter = next(model.parameters())
         self.batch = _random_batch(probe.geometry, parameter.dtype, parameter.device)

@@ -1,8 +1,9 @@
-"""Decoder layers in about nine launches, laid over transformers' own modules from outside.
+"""Decoder layers in eight or nine launches, laid over transformers' own modules from outside.
 
     norm (with the sum before it) -> q, k, v -> rotary and KV write -> attention -> output projection
-    norm (with the sum before it) -> gate, up -> silu(gate) * up -> down
+    norm (with the sum before it) -> gate, up, silu(gate) * up -> down
 
+The gating is a launch of its own where there is more than one token.
 A layer written as separate PyTorch operations launches about 35 kernels; for one token each of them takes longer to start
 than to run. Modules keep their places, names, weights and hooks: a fused layer is a `forward` set on the instance
 (`del layer.forward` takes it off), which falls back to the module's own wherever no forward batch is given. Layers are
@@ -15,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from spec_v2.kernels.few_token_linear import MAX_TOKENS, few_token_linear, one_token_gated
 from spec_v2.kernels.rms_norm import add_rms_norm, rms_norm
 from spec_v2.kernels.rotary_angles import rotary_angles
 from spec_v2.kernels.rotary_kv_write import HeadNorms, rotary_kv_write
@@ -192,7 +194,7 @@ class FusedAttention:
 
 
 class FusedMlp:
-    """Gate and up in one product, the gating in one kernel, down."""
+    """Gate and up in one product, the gating in one kernel (with the product where there is one token), down."""
 
     def __init__(self, mlp: Any) -> None:
         parts = {name for name, _ in mlp.named_children()}
@@ -206,6 +208,9 @@ class FusedMlp:
 
     def __call__(self, x: Float[Tensor, "t h"]) -> Float[Tensor, "t h"]:
         first = self.module.gate_proj
+        weight = first.product.weight
+        if len(x) == 1 and x.dtype == weight.dtype and first.product.bias is None:
+            return self.module.down_proj(one_token_gated(x, weight))  # type: ignore[no-any-return]
         return self.module.down_proj(silu_mul(*first.product(x).split(first.sizes, 1)))  # type: ignore[no-any-return]
 
 
@@ -224,6 +229,20 @@ def fused_mlp(mlp: Any) -> FusedMlp | OwnMlp:
         return FusedMlp(mlp)
     except Unfit as unfit:
         return OwnMlp(mlp, str(unfit))
+
+
+class FusedLinear:
+    """The forward of a linear layer: few tokens take a kernel of their own, more of them torch's product."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        self.linear = linear
+
+    def __call__(self, x: Float[Tensor, "*t k"]) -> Float[Tensor, "*t n"]:
+        weight, bias = self.linear.weight, self.linear.bias
+        rows = x.flatten(0, -2)
+        if len(rows) > MAX_TOKENS or x.dtype != weight.dtype:
+            return nn.functional.linear(x, weight, bias)
+        return few_token_linear(rows, weight, bias).view(*x.shape[:-1], len(weight))
 
 
 class FusedRotary:

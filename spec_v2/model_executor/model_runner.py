@@ -60,10 +60,9 @@ class ModelRunner:
             self.detach()
             raise
         self.vocab_size = int(self.model.config.vocab_size)
-        self.hidden_size = int(self.model.config.hidden_size)
-        self.output_width = self.hidden_size * max(
-            len(aux_layers), 1
-        )  # of the hidden states that a forward gives
+        self.hidden_size = int(getattr(self.model, "recurrent_size", None) or self.model.config.hidden_size)
+        # of the hidden states that a forward gives
+        self.output_width = int(self.model.config.hidden_size) * max(len(aux_layers), 1)
         # ids in the target's vocabulary, of a head whose vocabulary is a part of it
         self.target_ids: Tensor | None = getattr(self.model, "target_ids", None)
 
@@ -78,9 +77,11 @@ class ModelRunner:
         forward_batch: ForwardBatch,
         logits_at: Int[Tensor, " r"] | None = None,
         target_hidden: Float[Tensor, "t h"] | None = None,
+        module: int | None = None,
     ) -> ModelOutput:
         """One forward over `t` tokens. `logits_at` picks the tokens whose logits are wanted (None: all).
 
+        `module`: which one of a draft model that has one for each draft step.
         `positions` beyond the context are clamped: only drafts that cannot be emitted any more have them.
         """
         extra: dict[str, Any] = {}
@@ -88,6 +89,8 @@ class ModelRunner:
             extra["logits_to_keep"] = logits_at
         if target_hidden is not None:
             extra["target_hidden"] = target_hidden[None]
+        if module is not None:
+            extra["module"] = module
         self._is_mine = True
         try:
             output = self.model(
@@ -191,9 +194,9 @@ def probe_attention(model: Any, field: str) -> GeometryProbe:
             "use a model whose attention is plain softmax over keys (sliding windows, softcap, sinks are fine)"
         )
     num_layers = int(config.num_hidden_layers)
-    if sorted(probe.layers) != list(range(num_layers)):
+    if sorted(probe.layers) != list(range(num_layers - probe.num_readers)):
         raise ValueError(
-            f"{field}={name}: {len(probe.layers)} of {num_layers} layers call transformers' attention "
+            f"{field}={name}: {len(probe.layers) + probe.num_readers} of {num_layers} layers call transformers' attention "
             "interface; recurrent and custom layers are not supported, use an attention-only causal LM"
         )
     return probe

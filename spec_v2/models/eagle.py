@@ -66,6 +66,24 @@ class EagleHead(nn.Module):
     def get_decoder(self) -> nn.Module:
         return self.decoder  # type: ignore[no-any-return]
 
+    def hidden_states(
+        self,
+        input_ids: Int[Tensor, "b t"],
+        position_ids: Int[Tensor, "#b t"],
+        target_hidden: Float[Tensor, "b t h"] | None = None,
+        **kwargs: Any,
+    ) -> Float[Tensor, "b t h"]:
+        """The decoder's output: what `readout` turns into logits, and the next draft step's `target_hidden`."""
+        embedded = self.decoder.embed_tokens(input_ids)
+        if target_hidden is None:  # only the geometry probe calls without
+            target_hidden = torch.zeros_like(embedded)
+        fused = self.fc(torch.cat([embedded, target_hidden.to(embedded.dtype)], -1))
+        return self.decoder(inputs_embeds=fused, position_ids=position_ids, **kwargs).last_hidden_state  # type: ignore[no-any-return]
+
+    def readout(self, hidden: Float[Tensor, "*any h"]) -> Float[Tensor, "*any v"]:
+        """Logits over the vocabulary that the head drafts from."""
+        return self.lm_head(hidden)  # type: ignore[no-any-return]
+
     def forward(
         self,
         input_ids: Int[Tensor, "1 t"],
@@ -75,11 +93,7 @@ class EagleHead(nn.Module):
         **kwargs: Any,
     ) -> SimpleNamespace:
         """`.logits` `[1, r, v]`; the recurrent hidden state is the decoder's output."""
-        embedded = self.decoder.embed_tokens(input_ids)
-        if target_hidden is None:  # only the geometry probe calls without
-            target_hidden = torch.zeros_like(embedded)
-        fused = self.fc(torch.cat([embedded, target_hidden.to(embedded.dtype)], -1))
-        hidden = self.decoder(inputs_embeds=fused, position_ids=position_ids, **kwargs).last_hidden_state
+        hidden = self.hidden_states(input_ids, position_ids, target_hidden, **kwargs)
         if logits_to_keep is not None:
             hidden = hidden[:, logits_to_keep]
-        return SimpleNamespace(logits=self.lm_head(hidden))
+        return SimpleNamespace(logits=self.readout(hidden))

@@ -45,12 +45,12 @@ class Eagle3Layer(nn.Module):
 
     def forward(
         self,
-        embedded: Float[Tensor, "1 t h"],
-        hidden: Float[Tensor, "1 t h"],
+        embedded: Float[Tensor, "b t h"],
+        hidden: Float[Tensor, "b t h"],
         rotary: Any,
         attention_mask: Tensor | None = None,
         **kwargs: Any,
-    ) -> Float[Tensor, "1 t h"]:
+    ) -> Float[Tensor, "b t h"]:
         both = torch.cat([self.input_layernorm(embedded), self.hidden_norm(hidden)], -1)
         attended, _ = self.self_attn(
             hidden_states=both, position_embeddings=rotary, attention_mask=attention_mask, **kwargs
@@ -112,6 +112,22 @@ class Eagle3Head(nn.Module):
     def get_decoder(self) -> nn.Module:
         return self.decoder
 
+    def hidden_states(
+        self,
+        input_ids: Int[Tensor, "b t"],
+        position_ids: Int[Tensor, "#b t"],
+        target_hidden: Float[Tensor, "b t h"] | None = None,
+        **kwargs: Any,
+    ) -> Float[Tensor, "b t w"]:
+        """The decoder's output: what `readout` turns into logits, and the next draft step's `target_hidden`."""
+        if target_hidden is None:  # only the geometry probe calls without
+            target_hidden = self.lm_head.weight.new_zeros(*input_ids.shape, self.config.hidden_size)
+        return self.decoder(input_ids, position_ids, target_hidden, **kwargs).last_hidden_state  # type: ignore[no-any-return]
+
+    def readout(self, hidden: Float[Tensor, "*any w"]) -> Float[Tensor, "*any draft_vocab"]:
+        """Logits over the draft vocabulary."""
+        return self.lm_head(self.norm(hidden))  # type: ignore[no-any-return]
+
     def forward(
         self,
         input_ids: Int[Tensor, "1 t"],
@@ -121,10 +137,7 @@ class Eagle3Head(nn.Module):
         **kwargs: Any,
     ) -> SimpleNamespace:
         """`.logits` `[1, r, draft vocabulary]`."""
-        if target_hidden is None:  # only the geometry probe calls without
-            width = self.config.hidden_size
-            target_hidden = self.lm_head.weight.new_zeros(1, input_ids.shape[1], width)
-        hidden = self.decoder(input_ids, position_ids, target_hidden, **kwargs).last_hidden_state
+        hidden = self.hidden_states(input_ids, position_ids, target_hidden, **kwargs)
         if logits_to_keep is not None:
             hidden = hidden[:, logits_to_keep]
-        return SimpleNamespace(logits=self.lm_head(self.norm(hidden)))
+        return SimpleNamespace(logits=self.readout(hidden))

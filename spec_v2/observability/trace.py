@@ -3,10 +3,11 @@
 Kept cheaply: one tuple per span in a bounded deque; nothing is formatted until somebody looks.
 """
 
+import gzip
 import json
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,8 +85,14 @@ class Trace:
         """(name, step) of the host's spans in the order in which they began, only the names given."""
         return [(s.name, s.step) for s in self.spans() if s.lane == "host" and s.name in names]
 
-    def to_perfetto(self, path: str | Path) -> Path:
-        """Write Chrome/Perfetto trace JSON (times in microseconds), one thread per lane. Returns the path."""
+    def to_perfetto(
+        self, path: str | Path, steps: Container[int] | None = None, notes: Mapping[str, Any] | None = None
+    ) -> Path:
+        """Write Chrome/Perfetto trace JSON (times in microseconds), one thread per lane. Returns the path.
+
+        A path that ends in .gz is compressed, which Perfetto reads too. `steps`: these only. `notes`: kept in the
+        file, beside the events.
+        """
         events: list[dict[str, Any]] = [
             {"ph": "M", "pid": 1, "tid": tid, "name": "thread_name", "args": {"name": lane}}
             for tid, lane in enumerate(LANES)
@@ -101,6 +108,7 @@ class Trace:
                 "args": {"step": s.step},
             }
             for s in self.spans()
+            if steps is None or s.step in steps
         ]
         events += [
             {
@@ -113,7 +121,11 @@ class Trace:
             for _, ns, setting in list(self._settings)
         ]
         path = Path(path)
-        path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+        kept = {"traceEvents": events, "displayTimeUnit": "ms"} | (
+            {"otherData": dict(notes)} if notes else {}
+        )
+        data = json.dumps(kept).encode()
+        path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
         return path
 
     def __repr__(self) -> str:

@@ -51,6 +51,8 @@ class BatchPlanner:
         # then a step without drafts is not read by the draft model, until one drafts again
         self.leaves_unread = bool(server_args.speculative_adaptive) and server_args.algorithm.has_draft_kv()
         self.keeps_known_ids = server_args.algorithm.keeps_history()
+        # looked up once: asked for every request in every step, they were half of the host's time at batch 32
+        self.slots_per_step = server_args.slots_per_step
 
     # -- which batch ---------------------------------------------------------------------------------------
 
@@ -82,7 +84,8 @@ class BatchPlanner:
         keep = [r for r in batch.reqs if r.row and not r.finished and not r.is_finishing()]
         self._make_room(keep)
         if len(keep) < len(batch):
-            batch.select([i for i, r in enumerate(batch.reqs) if r in keep], self.pin)
+            kept = set(keep)  # a list would be searched a thousand times in a batch of a thousand
+            batch.select([i for i, r in enumerate(batch.reqs) if r in kept], self.pin)
         if not keep:
             self.running_batch = None
             return None
@@ -157,7 +160,7 @@ class BatchPlanner:
             return None
         self.cache.prefix.lock(prefix)
         wanted = self._pages_for(len(req.fill_ids)) - len(prefix)
-        headroom = self.cache.pages.ceil_pages(self.server_args.slots_per_step) * len(self.live)
+        headroom = self.cache.pages.ceil_pages(self.slots_per_step) * len(self.live)
         if wanted + headroom > self.num_available:
             self.cache.prefix.unlock(prefix)
             return None
@@ -168,7 +171,7 @@ class BatchPlanner:
         req.cached_path = prefix
         req.pages = [node.page for node in prefix]
         req.cached_tokens = max(req.cached_tokens, num_cached)
-        req.kv_committed_len = num_cached
+        req.kv_committed_len = req.prefill_start = num_cached
         self._own(req, wanted + len(prefix))
         return req
 
@@ -194,6 +197,9 @@ class BatchPlanner:
                 input_ids=host([t for chunk in chunks for t in chunk]),
                 prefix_lens=tuple(start for start, _ in spans),
                 extend_lens=tuple(end - start for start, end in spans),
+                resumed_lens=tuple(
+                    start - r.prefill_start for r, (start, _) in zip(reqs, spans, strict=True)
+                ),
                 next_ids=host(next_ids),
                 known_ids=host(known if self.keeps_known_ids else []),
                 count_reset=self._count_reset(reqs),
@@ -238,7 +244,7 @@ class BatchPlanner:
 
     def _pages_for(self, num_tokens: int) -> int:
         """Pages of a request with `num_tokens` of final KV: this step's drafts, and a step the host has not seen."""
-        return self.cache.pages.ceil_pages(num_tokens + 2 * self.server_args.slots_per_step)
+        return self.cache.pages.ceil_pages(num_tokens + 2 * self.slots_per_step)
 
     def _decode_pages(self, req: Request) -> int:
         return max(self._pages_for(req.kv_committed_len), len(req.pages))
@@ -280,7 +286,8 @@ class BatchPlanner:
         """Let others share the pages whose KV is final: up to the newest token that the host knows and, of those in
         flight too, all but the ones that the draft model has not read."""
         final = req.kv_committed_len + min(req.num_in_flight - req.num_unread, 0)
-        tokens = (req.prompt_ids + tuple(req.output_ids))[: final + self.cache.prefix.pair_keys]
+        known = final + (self.cache.prefix.lookahead > 0)  # draft KV knows the token behind
+        tokens = (req.prompt_ids + tuple(req.output_ids))[:known]
         self.cache.prefix.insert(tokens, req.pages, req.cached_path)
 
     def release(self, req: Request) -> None:

@@ -20,6 +20,7 @@ class BatchResultProcessor:
         self._clock = clock
         self._landed_at = float("-inf")  # the newest step
         self._drafting_steps = self._num_correct_drafts = 0
+        self._has_draft_model = planner.server_args.algorithm.needs_draft_model()
         self._is_forced = planner.server_args.speculative_simulated_accept_length is not None
 
     def process(self, batch: ScheduleBatch, result: GenerationBatchResult) -> list[Request]:
@@ -79,9 +80,9 @@ class BatchResultProcessor:
 
     def _watch(self, num_correct_drafts: int, draft_depth: int) -> None:
         """Say it once where a draft model seems not to belong to its target. Texts are right all the same."""
-        args = self._planner.server_args
-        if self._is_forced or draft_depth == 0 or not args.algorithm.needs_draft_model():
+        if self._is_forced or draft_depth == 0 or not self._has_draft_model:
             return
+        args = self._planner.server_args
         self._drafting_steps += 1
         self._num_correct_drafts += num_correct_drafts
         if self._drafting_steps == STEPS_BEFORE_WARNING and self._num_correct_drafts == 0:

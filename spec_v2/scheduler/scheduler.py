@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -106,7 +106,10 @@ class Scheduler:
             self.forward_stream.launch(
                 self.future_map.stash, batch.rows, result.verdict, result.next_draft, label="stash"
             )
-            step.captured = False
+            result.packed = self.forward_stream.launch(pack_for_host, result.verdict, label="pack")
+            if padded:
+                step.captured = False
+                result.packed = self.forward_stream.launch(in_new_memory, result.packed, label="keep")
             self._copy_result_to_host(result)
         result.step, result.launched_at = step.index, launched_at
         result.epochs = tuple(req.epoch for req in batch.reqs)
@@ -154,6 +157,8 @@ class Scheduler:
         positions: list[int] = []
         slots: list[int] = []
         for req in batch.reqs:
+            if req.kv_allocated_len == len(req.pages) * pages.page_size:
+                continue
             new_slots = pages.slots(req.pages[req.kv_allocated_len // pages.page_size :])
             rows += [req.row] * len(new_slots)
             positions += range(req.kv_allocated_len, req.kv_allocated_len + len(new_slots))
@@ -176,7 +181,6 @@ class Scheduler:
         return new_seq_lens
 
     def _copy_result_to_host(self, result: GenerationBatchResult) -> None:
-        result.packed = self.forward_stream.launch(pack_for_host, result.verdict, label="pack")
         self.copy_stream.wait_event(self.forward_stream.record_event())
         result.host = self.copy_stream.launch(copy_to_host, result.packed, label="copy")
         result.copy_done = self.copy_stream.record_event()
@@ -227,13 +231,19 @@ class Scheduler:
 
 
 def pack_for_host(verdict: Verdict) -> PackedVerdict:
-    """What the host commits, in new memory: a replayed step writes its next verdict over this one."""
+    """What the host commits, the integers in one piece, so that a step needs one download."""
     columns = (verdict.accept_lens, verdict.draft_depths, verdict.match_lens)
-    logprobs = verdict.logprobs
     return PackedVerdict(
-        integers=torch.cat([verdict.predict, torch.stack(columns, 1)], 1),
-        logprobs=logprobs if logprobs.chosen.numel() == 0 else logprobs.clone(),
+        integers=torch.cat([verdict.predict, torch.stack(columns, 1)], 1), logprobs=verdict.logprobs
     )
+
+
+def in_new_memory(packed: PackedVerdict) -> PackedVerdict:
+    """A copy that is not recorded: the next replay writes its results over those of this one.
+
+    Recorded steps have no log-probabilities.
+    """
+    return replace(packed, integers=packed.integers.clone())
 
 
 def copy_to_host(packed: PackedVerdict) -> HostVerdict:

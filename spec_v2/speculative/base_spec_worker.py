@@ -18,6 +18,7 @@ from spec_v2.scheduler.schedule_batch import GenerationBatchResult, ScheduleBatc
 from spec_v2.scheduler.streams import Pending, Stream
 from spec_v2.server_args import ServerArgs
 from spec_v2.speculative.adaptive import largest_shape
+from spec_v2.speculative.catch_up import catch_up, forget, remember
 from spec_v2.speculative.draft_tree import no_draft
 from spec_v2.speculative.verify import PrefillOutput, prefill_target, verify
 from spec_v2.types import DraftTree, ForwardMode, NextDraft, TreeShape, Verdict
@@ -107,6 +108,34 @@ class BaseSpecWorker(ABC):
     def keeps_target_hidden(self) -> bool:
         """Whether the drafter wants the target's hidden states."""
         return False
+
+    # -- for workers whose draft model has KV: what steps without drafts leave unread ------------------------
+
+    def _remember(
+        self, batch: ScheduleBatch, inputs: Pending[Any], verdict: Pending[Verdict]
+    ) -> Pending[NextDraft]:
+        """In place of draft-extend, where the step does not draft."""
+        return self.stream.launch(remember, self.future_map.unread, inputs, verdict, label="draft_extend")
+
+    def _forget(self, batch: ScheduleBatch) -> None:
+        """Before a prefill: the rows' last owners may have left something."""
+        if self.server_args.speculative_adaptive:
+            self.stream.launch(forget, self.future_map.unread, batch.rows, label="unread")
+
+    def _catch_up(
+        self,
+        batch: ScheduleBatch,
+        inputs: Pending[Any],
+        draft_extend: Callable[..., NextDraft],
+        *rest: Any,
+    ) -> Pending[Any]:
+        """At the beginning of a step, where `catches_up` says so: the inputs, with a first level for all."""
+        if not batch.catches_up:
+            return inputs
+        parts = (self.draft_runner, self.cache, inputs)
+        return self.stream.launch(
+            catch_up, self.future_map.unread, draft_extend, *parts, *rest, label="catch_up"
+        )
 
     def _prefill(self, batch: ScheduleBatch, on_publish: OnPublish) -> GenerationBatchResult:
         output = self.stream.launch(

@@ -51,7 +51,7 @@ def draft_extend(
         rows=inputs.rows,
         prefix_lens=start,
         max_prefix_len=max_seq_len + 1,
-        window_slots=reserved_slots(read.slots, verdict.accept_lens, shape),
+        window_slots=reserved_slots(read.slots, verdict.accept_lens, verdict),
         window_positions=read.positions,
     )
     out = draft.forward(
@@ -66,14 +66,13 @@ def draft_extend(
 
 
 def reserved_slots(
-    slots: Int[Tensor, "b w"], lens: Int[Tensor, " b"], shape: TreeShape
+    slots: Int[Tensor, "b w"], lens: Int[Tensor, " b"], verdict: Verdict | LateTokens
 ) -> Int[Tensor, "b w"]:
-    """The slots of a window, of which `lens` tokens count. A window wider than a step's ends where nothing is reserved
-    for the request; what does not count goes to the padding slot then."""
-    w = slots.shape[1]
-    if w <= shape.longest_path + 1:
+    """The slots of a window, of which `lens` tokens count. Late tokens have a wider window than a step: where it ends
+    nothing is reserved for the request, and what does not count goes to the padding slot."""
+    if isinstance(verdict, Verdict):
         return slots
-    return torch.where(torch.arange(w, device=slots.device) < lens[:, None], slots, 0)
+    return torch.where(torch.arange(slots.shape[1], device=slots.device) < lens[:, None], slots, 0)
 
 
 def prefill_draft(

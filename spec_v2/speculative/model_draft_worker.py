@@ -7,11 +7,10 @@ from spec_v2.model_executor.model_runner import ModelRunner
 from spec_v2.scheduler.schedule_batch import ScheduleBatch
 from spec_v2.scheduler.streams import Pending
 from spec_v2.speculative.base_spec_worker import BaseSpecWorker
-from spec_v2.speculative.catch_up import catch_up, forget, remember
 from spec_v2.speculative.draft_extend import draft_extend, prefill_draft
 from spec_v2.speculative.draft_tree import grow_tree, root_only
 from spec_v2.speculative.verify import PrefillOutput
-from spec_v2.types import DraftTree, ForwardMode, NextDraft, StepInputs, Verdict
+from spec_v2.types import DraftTree, ForwardMode, NextDraft, Verdict
 
 
 class ModelDraftWorker(BaseSpecWorker):
@@ -41,8 +40,8 @@ class ModelDraftWorker(BaseSpecWorker):
     def draft(self, batch: ScheduleBatch, inputs: Pending[Any]) -> Pending[DraftTree]:
         batch.forward_mode = ForwardMode.DRAFT
         shape = self.shape_for(batch)
-        if batch.catches_up:
-            inputs = self._catch_up(batch, inputs)
+        sampling, bound = batch.sampling_info.sampling, batch.max_seq_len
+        inputs = self._catch_up(batch, inputs, draft_extend, self.shape, sampling, self.shifted, bound)
         if not shape.drafts:
             batch.spec_info = self.stream.launch(root_only, inputs, label="draft")
             return batch.spec_info  # type: ignore[no-any-return]
@@ -52,9 +51,9 @@ class ModelDraftWorker(BaseSpecWorker):
             self.cache,
             inputs,
             shape,
-            batch.sampling_info.sampling,
+            sampling,
             self.shifted,
-            batch.max_seq_len,
+            bound,
             label="draft",
         )
         return batch.spec_info  # type: ignore[no-any-return]
@@ -64,7 +63,7 @@ class ModelDraftWorker(BaseSpecWorker):
     ) -> Pending[NextDraft]:
         batch.forward_mode, batch.spec_info = ForwardMode.DRAFT_EXTEND, verdict
         if not self.shape_for(batch).drafts:
-            return self.stream.launch(remember, self.future_map.unread, inputs, verdict, label="draft_extend")
+            return self._remember(batch, inputs, verdict)
         return self.stream.launch(
             draft_extend,
             self._draft,
@@ -81,8 +80,7 @@ class ModelDraftWorker(BaseSpecWorker):
     def prefill_draft(
         self, batch: ScheduleBatch, output: Pending[PrefillOutput], verdict: Pending[Verdict]
     ) -> Pending[NextDraft]:
-        if self.server_args.speculative_adaptive:  # the row's last owner may have left something
-            self.stream.launch(forget, self.future_map.unread, batch.rows, label="unread")
+        self._forget(batch)
         return self.stream.launch(
             prefill_draft,
             self._draft,
@@ -93,19 +91,4 @@ class ModelDraftWorker(BaseSpecWorker):
             batch.sampling_info.sampling,
             self.shifted,
             label="draft_extend",
-        )
-
-    def _catch_up(self, batch: ScheduleBatch, inputs: Pending[Any]) -> Pending[StepInputs]:
-        return self.stream.launch(
-            catch_up,
-            self.future_map.unread,
-            draft_extend,
-            self._draft,
-            self.cache,
-            inputs,
-            self.shape,
-            batch.sampling_info.sampling,
-            self.shifted,
-            batch.max_seq_len,
-            label="catch_up",
         )

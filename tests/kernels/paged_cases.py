@@ -70,15 +70,15 @@ def make_case(
 def tree_window(generator, prefixes, queries, window, device=DEVICE):
     """Random trees: each node's parent is an earlier node or nobody. The queries are the last nodes."""
     b = len(prefixes)
-    visible = torch.eye(window, dtype=torch.bool).repeat(b, 1, 1)
-    depths = torch.zeros(b, window, dtype=torch.long)
+    visible = torch.eye(window, dtype=torch.bool, device="cpu").repeat(b, 1, 1)
+    depths = torch.zeros(b, window, dtype=torch.long, device="cpu")
     for i in range(b):
         for node in range(1, window):
-            parent = int(torch.randint(-1, node, (), generator=generator))
+            parent = int(torch.randint(-1, node, (), generator=generator, device="cpu"))
             if parent >= 0:
                 visible[i, node] |= visible[i, parent]
                 depths[i, node] = depths[i, parent] + 1
-    positions = (prefixes[:, None] + depths).to(device)
+    positions = (prefixes.cpu()[:, None] + depths).to(device)
     return TreeWindow(
         visible=visible[:, -queries:].to(device),
         query_positions=positions[:, -queries:],

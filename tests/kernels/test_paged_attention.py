@@ -37,10 +37,11 @@ OPTIONS = {
 
 def launches():
     """What compiles for sm_90: each tile in use, of models that people run, with every option at least once."""
-    half = {"dtype": torch.bfloat16, "device": "cpu"}
+    half = {"dtype": torch.bfloat16}
+    device = torch.get_default_device()
 
     def call(queries, window, heads=32, kv_heads=8, dim=128, tiling=None, num_splits=1, half=half, **options):
-        pools = (torch.zeros(64, kv_heads, dim, **half) for _ in range(2))
+        pools = [torch.zeros(64, kv_heads, dim, **half) for _ in range(2)]
         prefix_lens = torch.zeros(4, dtype=torch.long)
         view = PagedView(
             table=torch.zeros(4, 64, dtype=torch.int32),
@@ -49,7 +50,7 @@ def launches():
             max_prefix_len=4096,
             max_queries=queries,
             query_starts=torch.zeros(5, dtype=torch.long) if window is None else None,
-            window=None if window is None else tree_window(seeded(), prefix_lens, queries, window, "cpu"),
+            window=None if window is None else tree_window(seeded(), prefix_lens, queries, window, device),
         )
         query = torch.zeros(4 * queries, heads, dim, **half)
         arguments = {"scaling": 0.1, "tiling": tiling, "num_splits": num_splits} | options
@@ -58,7 +59,7 @@ def launches():
     small, gemma = {"heads": 9, "kv_heads": 3, "dim": 64}, {"heads": 16, "dim": 256, "sliding_window": 4096}
     fp32 = {"half": {"dtype": torch.float32}}
     fused = replace(choose_tiling(32, 128, 128, 2), fused=True)
-    tree = tree_window(seeded(), torch.zeros(4, dtype=torch.long), 8, 70, "cpu")
+    tree = tree_window(seeded(), torch.zeros(4, dtype=torch.long), 8, 70, device)
     masks = (tree.visible, tree.query_positions, tree.window_positions)
     return {
         "mask": lambda: pack_visible_triton(*masks),

@@ -178,6 +178,23 @@ def test_greedy_rows_among_sampled_ones_take_the_lowest_of_equal_ids():
     assert_same(all_greedy, logits.argmax(-1))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, *DTYPES], ids=str)
+@pytest.mark.parametrize("v", [40, 70, 300])
+def test_greedy_rows_whose_logits_are_all_negative_stay_in_the_row(v, dtype):
+    """Three and five blocks of 16 are padded to four and eight: no padding may lie above a negative number's key."""
+    logits = (-torch.rand(3, 1, v, generator=seeded(v)) * 5 - 1).to(dtype)
+    logits[2] = -torch.inf
+    logits[2, 0, v // 2] = -1000.0
+    inputs = sampling(3)
+    inputs.temperatures[::2] = 0.0
+    positions = torch.tensor([[3], [4], [5]])
+    on_device = inputs.to(DEVICE)
+    got = sample_nodes_triton(logits.to(DEVICE), positions.to(DEVICE), on_device, block=16)
+    assert_same(got, sample_nodes_reference(logits, positions, inputs).to(DEVICE))
+    probs = node_distributions_triton(logits.to(DEVICE), on_device, block=16)
+    assert probs[::2].argmax(-1).tolist() == got[::2].tolist()
+
+
 @pytest.mark.parametrize("shape", [(0,), (5,), (300,), (3, 1), (7, 40)], ids=str)
 def test_coins_with_a_salt_are_the_reference(shape):
     gen = seeded(sum(shape))

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from spec_v2.kernels.pdl import after_kernel_ahead, pdl_options
+
 if TYPE_CHECKING:
     from spec_v2.kernels.paged_attention import PagedView
 
@@ -73,8 +75,10 @@ def merge_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_DV: tl.constexpr,
     BLOCK_S: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One pair (query token, head) per program, `BLOCK_S` splits side by side."""
+    after_kernel_ahead(PDL)
     num_tiles = tl.num_programs(0) // KV_HEADS
     kv_head = tl.program_id(0) % KV_HEADS
     tile = tl.program_id(0) // KV_HEADS
@@ -135,7 +139,7 @@ def merge_splits(
         parts, stats, counts, query_starts, sinks, out, max_queries, num_splits, to_base_2,
         KV_HEADS=kv_heads, GROUP=group, VALUE_DIM=value_dim,
         BLOCK_M=block_m, BLOCK_DV=block_dv, BLOCK_S=min(16, triton.next_power_of_2(num_splits)),
-        num_warps=2,
+        num_warps=2, **pdl_options(out),
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from spec_v2.kernels.paged_attention.mask_bits import visible_keys
 from spec_v2.kernels.paged_attention.merge import merge_splits, merge_tile, normalise, scratch
 from spec_v2.kernels.paged_attention.tiling import Tiling, choose_splits, choose_tiling, num_sms
+from spec_v2.kernels.pdl import after_kernel_ahead, pdl_options
 
 if TYPE_CHECKING:
     from spec_v2.kernels.paged_attention import PagedView
@@ -61,7 +62,9 @@ def attention_kernel(
     SLIDING_WINDOW: tl.constexpr,  # 0: none
     SOFTCAP: tl.constexpr, SPLIT: tl.constexpr, FUSED: tl.constexpr, MIN_SPLIT_BLOCKS: tl.constexpr,
     WIDE: tl.constexpr,  # slot * stride needs int64
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    after_kernel_ahead(PDL)
     num_tiles = tl.num_programs(0) // KV_HEADS
     kv_head = tl.program_id(0) % KV_HEADS  # neighbours read neighbouring heads of the same slots
     tile = (
@@ -262,7 +265,7 @@ def paged_attention_triton(
         WORDS=0 if bits is None else bits.shape[2], SLIDING_WINDOW=sliding_window or 0,
         SOFTCAP=softcap is not None, SPLIT=num_splits > 1, FUSED=tiling.fused,
         MIN_SPLIT_BLOCKS=tiling.min_split_blocks, WIDE=farthest >= 2**31,
-        num_warps=tiling.num_warps, num_stages=tiling.num_stages,
+        num_warps=tiling.num_warps, num_stages=tiling.num_stages, **pdl_options(query),
     )  # fmt: skip
     if shared and not tiling.fused:
         merge_splits(*shared, query_starts, sinks, out, view.max_queries, kv_heads, to_base_2)

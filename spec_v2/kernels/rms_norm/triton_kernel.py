@@ -9,6 +9,7 @@ from torch import Tensor
 
 from spec_v2.kernels.dispatch import next_power_of_2, refuse_beyond
 from spec_v2.kernels.floats import unit_stride
+from spec_v2.kernels.pdl import after_kernel_ahead, pdl_options
 
 NUMBERS_PER_WARP = 512  # two loads of 16 bytes per thread in bf16
 WIDEST_ROW = 1 << 16
@@ -28,14 +29,16 @@ def _rms_norm(
     H: tl.constexpr,
     BLOCK: tl.constexpr,
     ADD: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     h = tl.arange(0, BLOCK)
     inside = h < H
     dtype = normed_ptr.dtype.element_ty
-    x = tl.load(x_ptr + token * x_stride_t + h, mask=inside, other=0.0).to(tl.float32)
-    # here, and not where it is used, so that it is on its way while the row is summed
+    # here, and not where it is used: no kernel of a step writes it, so that it can come before anything else
     weight = tl.load(weight_ptr + h, mask=inside, other=0.0).to(tl.float32)
+    after_kernel_ahead(PDL)
+    x = tl.load(x_ptr + token * x_stride_t + h, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         residual = tl.load(residual_ptr + token * residual_stride_t + h, mask=inside, other=0.0)
         total = (residual.to(tl.float32) + x).to(dtype)
@@ -72,5 +75,5 @@ def _launch(
         x, x if residual is None else residual, unit_stride(weight), normed if total is None else total, normed,
         x.stride(0), 0 if residual is None else residual.stride(0), eps,
         H=h, BLOCK=block, ADD=residual is not None, num_warps=min(max(block // NUMBERS_PER_WARP, 1), 32),
-        enable_fp_fusion=False,
+        enable_fp_fusion=False, **pdl_options(x),
     )  # fmt: skip

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from spec_v2.kernels.dispatch import ceil_div, debug_kernels, next_power_of_2
 from spec_v2.kernels.floats import unit_stride
+from spec_v2.kernels.pdl import after_kernel_ahead, pdl_options
 from spec_v2.kernels.rotary_kv_write.reference import HeadNorms
 
 NUMBERS_PER_PROGRAM = 512  # one warp, two loads of 16 bytes per thread in bf16
@@ -113,7 +114,9 @@ def _rotary_kv_write(
     BLOCK_VALUE: tl.constexpr,
     NORM: tl.constexpr,
     CHECK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    after_kernel_ahead(PDL)
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     cos = cos_ptr + token * cos_stride_t
@@ -176,6 +179,6 @@ def rotary_kv_write_triton(
         BLOCK_HALF=next_power_of_2(rotary_dim // 2), BLOCK_REST=next_power_of_2(dim - rotary_dim),
         BLOCK_VALUE=next_power_of_2(value_dim), NORM=norms is not None, CHECK=debug_kernels(), debug=debug_kernels(),
         # a product and the sum behind it are rounded apart, as in transformers
-        num_warps=1, enable_fp_fusion=False,
+        num_warps=1, enable_fp_fusion=False, **pdl_options(query),
     )  # fmt: skip
     return out

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from spec_v2.kernels.dispatch import ceil_div, next_power_of_2, refuse_beyond
-from spec_v2.kernels.sample_nodes.filter_kernel import LEAST, filter_blocks, weigh
+from spec_v2.kernels.sample_nodes.filter_kernel import filter_blocks, weigh
 from spec_v2.kernels.sample_nodes.reference import SamplingInputs
 from spec_v2.kernels.top_k.triton_kernel import order_key, top_k_triton
 
@@ -160,9 +160,9 @@ def kept_weights(
 @no_type_check
 def greedy_id(block_key_ptr, block_id_ptr, row, b, num_blocks):
     """The lowest id of a row's largest number."""
-    at = row * num_blocks + b
-    best = tl.load(block_key_ptr + at, mask=b < num_blocks, other=LEAST)
-    ids = tl.load(block_id_ptr + at, mask=b < num_blocks, other=LARGEST_ID)
+    # places past the last block read that one again: no constant lies below the keys of every dtype
+    at = row * num_blocks + tl.minimum(b, num_blocks - 1)
+    best, ids = tl.load(block_key_ptr + at), tl.load(block_id_ptr + at)
     return tl.min(tl.where(best == tl.max(best, 0), ids, LARGEST_ID), 0)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from spec_v2.kernels.dispatch import ceil_div
 from spec_v2.kernels.floats import unit_stride
+from spec_v2.kernels.pdl import after_kernel_ahead, pdl_options
 
 BLOCK = 1024  # 16 bytes per thread and input in bf16
 
@@ -23,7 +24,9 @@ def _silu_mul(
     up_stride_t,
     I: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    after_kernel_ahead(PDL)
     token = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < I
@@ -42,6 +45,7 @@ def silu_mul_triton(gate: Tensor, up: Tensor) -> Tensor:
         return out
     gate, up = unit_stride(gate), unit_stride(up)
     _silu_mul[(t, ceil_div(width, BLOCK))](
-        gate, up, out, gate.stride(0), up.stride(0), I=width, BLOCK=BLOCK, num_warps=4, enable_fp_fusion=False
-    )
+        gate, up, out, gate.stride(0), up.stride(0), I=width, BLOCK=BLOCK, num_warps=4, enable_fp_fusion=False,
+        **pdl_options(gate),
+    )  # fmt: skip
     return out
