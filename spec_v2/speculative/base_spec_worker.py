@@ -56,7 +56,7 @@ class BaseSpecWorker(ABC):
         """One step of the batch: a prefill, or one round of speculation."""
         if batch.forward_mode.is_extend():
             return self._prefill(batch, on_publish)
-        inputs = batch.spec_info
+        inputs = self.catch_up(batch, batch.spec_info) if batch.catches_up else batch.spec_info
         tree = self.draft(batch, inputs)
         verdict = self.verify(batch, inputs, tree)
         new_seq_lens = on_publish(verdict)
@@ -68,6 +68,13 @@ class BaseSpecWorker(ABC):
     def shape_for(self, batch: ScheduleBatch) -> TreeShape:
         """The tree of this batch's step. Settings change between steps of the whole batch only."""
         return batch.shape or self.shape
+
+    def catch_up(self, batch: ScheduleBatch, inputs: Pending[Any]) -> Pending[Any]:
+        """Launch the draft model over what steps without drafts have left unread; the inputs with first levels for all.
+
+        A worker that lets `draft_extend` read in each step has left nothing.
+        """
+        return inputs
 
     @abstractmethod
     def draft(self, batch: ScheduleBatch, inputs: Pending[Any]) -> Pending[DraftTree]:
@@ -123,19 +130,10 @@ class BaseSpecWorker(ABC):
             self.stream.launch(forget, self.future_map.unread, batch.rows, label="unread")
 
     def _catch_up(
-        self,
-        batch: ScheduleBatch,
-        inputs: Pending[Any],
-        draft_extend: Callable[..., NextDraft],
-        *rest: Any,
+        self, inputs: Pending[Any], draft_extend: Callable[..., NextDraft], *rest: Any
     ) -> Pending[Any]:
-        """At the beginning of a step, where `catches_up` says so: the inputs, with a first level for all."""
-        if not batch.catches_up:
-            return inputs
-        parts = (self.draft_runner, self.cache, inputs)
-        return self.stream.launch(
-            catch_up, self.future_map.unread, draft_extend, *parts, *rest, label="catch_up"
-        )
+        parts = (self.future_map.unread, draft_extend, self.draft_runner, self.cache, inputs)
+        return self.stream.launch(catch_up, *parts, *rest, label="catch_up")
 
     def _prefill(self, batch: ScheduleBatch, on_publish: OnPublish) -> GenerationBatchResult:
         output = self.stream.launch(

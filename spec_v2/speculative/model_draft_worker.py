@@ -37,11 +37,13 @@ class ModelDraftWorker(BaseSpecWorker):
         assert self.draft_runner is not None
         return self.draft_runner
 
+    def catch_up(self, batch: ScheduleBatch, inputs: Pending[Any]) -> Pending[Any]:
+        sampling = batch.sampling_info.sampling
+        return self._catch_up(inputs, draft_extend, self.shape, sampling, self.shifted, batch.max_seq_len)
+
     def draft(self, batch: ScheduleBatch, inputs: Pending[Any]) -> Pending[DraftTree]:
         batch.forward_mode = ForwardMode.DRAFT
         shape = self.shape_for(batch)
-        sampling, bound = batch.sampling_info.sampling, batch.max_seq_len
-        inputs = self._catch_up(batch, inputs, draft_extend, self.shape, sampling, self.shifted, bound)
         if not shape.drafts:
             batch.spec_info = self.stream.launch(root_only, inputs, label="draft")
             return batch.spec_info  # type: ignore[no-any-return]
@@ -51,9 +53,9 @@ class ModelDraftWorker(BaseSpecWorker):
             self.cache,
             inputs,
             shape,
-            sampling,
+            batch.sampling_info.sampling,
             self.shifted,
-            bound,
+            batch.max_seq_len,
             label="draft",
         )
         return batch.spec_info  # type: ignore[no-any-return]

@@ -36,7 +36,7 @@ from spec_v2.scheduler.schedule_batch import ScheduleBatch
 from spec_v2.scheduler.streams import Pending
 from spec_v2.speculative.base_spec_worker import BaseSpecWorker
 from spec_v2.speculative.draft_extend import LateTokens, reserved_slots
-from spec_v2.speculative.draft_tree import choose
+from spec_v2.speculative.draft_tree import choose, root_only
 from spec_v2.speculative.verify import PrefillOutput
 from spec_v2.types import DraftTree, ForwardMode, NextDraft, PromptStaging, StepInputs, TreeShape, Verdict
 
@@ -62,12 +62,17 @@ class MultiLayerEagleWorkerV2(BaseSpecWorker):
     def keeps_target_hidden(self) -> bool:
         return True
 
+    def catch_up(self, batch: ScheduleBatch, inputs: Pending[Any]) -> Pending[Any]:
+        sampling = batch.sampling_info.sampling
+        return self._catch_up(inputs, extend_modules, self.shape, sampling, batch.max_seq_len)
+
     def draft(self, batch: ScheduleBatch, inputs: Pending[Any]) -> Pending[DraftTree]:
         batch.forward_mode = ForwardMode.DRAFT
-        sampling, bound = batch.sampling_info.sampling, batch.max_seq_len
-        inputs = self._catch_up(batch, inputs, extend_modules, self.shape, sampling, bound)
-        num_steps = self.shape_for(batch).num_steps
-        batch.spec_info = self.stream.launch(lay_out_chain, inputs, num_steps, label="draft")
+        shape = self.shape_for(batch)
+        if shape.drafts:
+            batch.spec_info = self.stream.launch(lay_out_chain, inputs, shape.num_steps, label="draft")
+        else:
+            batch.spec_info = self.stream.launch(root_only, inputs, label="draft")
         return batch.spec_info  # type: ignore[no-any-return]
 
     def draft_extend(
