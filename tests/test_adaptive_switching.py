@@ -123,6 +123,57 @@ def test_switching_under_memory_pressure(open_engine, case, schedule, device):
     assert_at_rest(engine)
 
 
+def test_the_host_knows_how_long_a_sequence_may_be(open_engine, device, monkeypatch):
+    """Steps in flight add as much as their own shapes can, not the newest one's."""
+    monkeypatch.setattr("spec_v2.scheduler.batch_planner.KEY_BLOCK", 1)  # no slack by rounding
+    case = ("STANDALONE", "self", LONG_CHAIN)
+    engine = open_switching(open_engine, case, ScriptedPolicy([-1, -1, 0, 1, 0, -1]), "overlap", device)
+    recorder, slack = Recorder(engine), []
+
+    def compare(batch, result):
+        if batch.shape is not None:
+            verdict = result.verdict.get()
+            slack.append(batch.max_seq_len - int((verdict.new_seq_lens - verdict.accept_lens).max()))
+
+    recorder.before = compare
+    engine.generate(prompts_of(case, engine.model, 2), SamplingParams(max_new_tokens=60))
+    assert min(slack) == 0, "the bound holds, and is reached: all drafts are accepted"
+
+
+@each(SOME)
+def test_catching_up_writes_only_what_the_requests_own(open_engine, case, device):
+    """Its window is wider than what is reserved, and rows still name the slots of their last owners."""
+    engine = open_switching(
+        open_engine,
+        case,
+        RandomPolicy(5, longest_run=4),
+        "sync",
+        device,
+        max_running_requests=2,
+        max_total_tokens=150,
+    )
+    pool, planner = engine.scheduler.cache.draft_pool, engine.scheduler.planner
+    seen = []
+
+    def look(label, step):
+        if seen and seen[-1] is not None:
+            owned = {
+                0,
+                *(s for req in planner.live.values() for s in engine.scheduler.cache.pages.slots(req.pages)),
+            }
+            changed = (pool.keys[0] != seen[-1]).flatten(1).any(1).nonzero().flatten().tolist()
+            assert set(changed) <= owned
+            seen[-1] = None
+        if label == "catch_up":
+            seen.append(pool.keys[0].clone())
+
+    engine._forward_stream.on_run = look
+    engine.generate(
+        prompts_of(case, engine.model, 7), [SamplingParams(max_new_tokens=60 - 7 * i) for i in range(7)]
+    )
+    assert len(seen) > 10
+
+
 @pytest.mark.parametrize("label", ["draft", "catch_up", "verify", "draft_extend", "unread"])
 def test_an_exception_leaves_the_engine_as_new(open_engine, label, schedule, device):
     case = CASES[3]
