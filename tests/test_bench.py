@@ -87,7 +87,7 @@ def test_each_algorithm_gets_the_settings_that_it_uses():
     assert (plain.speculative_algorithm, plain.speculative_num_draft_tokens) == (None, None)
     assert (ngram.speculative_num_steps, ngram.speculative_num_draft_tokens) == (None, 6)
     assert (ngram.speculative_ngram_max_trie_depth, ngram.speculative_adaptive) == (9, False)
-    assert (standalone.speculative_num_steps, standalone.speculative_adaptive) == (5, None)
+    assert (standalone.speculative_num_steps, standalone.speculative_adaptive) == (5, False)
     assert standalone.speculative_ngram_max_trie_depth != 9
     paths = [args.speculative_draft_model_path for args in (plain, ngram, standalone, eagle)]
     assert paths == [None, None, "small", "head"]

@@ -182,8 +182,10 @@ def _uses(algorithm: str, name: str) -> bool:
     kind = kind_of(algorithm)
     if kind.is_none() or name == "speculative_algorithm":
         return False
-    if name.startswith("speculative_ngram_") or name == "speculative_adaptive":
+    if name.startswith("speculative_ngram_"):
         return kind.is_ngram()
+    if name in ("speculative_adaptive", "speculative_adaptive_config"):
+        return kind.can_adapt() and not (kind.is_ngram() and name.endswith("config"))
     if name == "speculative_token_map":
         return kind is SpeculativeAlgorithm.EAGLE
     if name in ("speculative_draft_model_path", "speculative_use_rejection_sampling"):
