@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from spec_v2.adaptive_policy import AdaptivePolicy, Outlook, StepObservation
     from spec_v2.completion import Completion
     from spec_v2.engine import Engine
     from spec_v2.observability.metrics import SpecMetrics
@@ -18,34 +19,42 @@ if TYPE_CHECKING:
     from spec_v2.server_args import ServerArgs
     from spec_v2.spec_info import SpeculativeAlgorithm, register_algorithm
     from spec_v2.streaming import Chunk
-    from spec_v2.types import DraftTree, Verdict
+    from spec_v2.types import DraftTree, TreeShape, Verdict
 
 __version__ = "0.1.0"
 
 _WHERE = {
+    "AdaptivePolicy": "adaptive_policy",
     "Chunk": "streaming",
     "Completion": "completion",
     "DraftTree": "types",
     "Engine": "engine",
+    "Outlook": "adaptive_policy",
     "SamplingParams": "sampling_params",
     "ServerArgs": "server_args",
     "SpecMetrics": "observability.metrics",
     "SpeculativeAlgorithm": "spec_info",
+    "StepObservation": "adaptive_policy",
     "Trace": "observability.trace",
+    "TreeShape": "types",
     "Verdict": "types",
     "register_algorithm": "spec_info",
 }
 
 __all__ = [
+    "AdaptivePolicy",
     "Chunk",
     "Completion",
     "DraftTree",
     "Engine",
+    "Outlook",
     "SamplingParams",
     "ServerArgs",
     "SpecMetrics",
     "SpeculativeAlgorithm",
+    "StepObservation",
     "Trace",
+    "TreeShape",
     "Verdict",
     "register_algorithm",
 ]

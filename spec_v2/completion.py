@@ -91,7 +91,7 @@ def completion_of(req: Request, tokenizer: object | None) -> Completion:
         output_ids=tuple(req.output_ids),
         finish_reason=req.finish_reason or "abort",
         prompt_tokens=len(req.prompt_ids),
-        spec=SpecMetrics(tuple(req.accept_lens), tuple(req.draft_depths), req.is_forced),
+        spec=SpecMetrics(tuple(req.accept_lens), tuple(req.draft_depths), req.is_forced, tuple(req.settings)),
         pieces=pieces,
         matched_stop=req.matched_stop,
         cached_tokens=req.cached_tokens,

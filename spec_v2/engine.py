@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from spec_v2.adaptive_policy import AdaptivePolicy
 from spec_v2.admission import Prompt, RequestFactory
 from spec_v2.completion import Completion, completion_of
 from spec_v2.kernels.paged_attention.host_lens import HostLens
@@ -31,12 +32,14 @@ from spec_v2.models.shipped import shipped_draft
 from spec_v2.observability.progress import progress_bar
 from spec_v2.observability.trace import Trace
 from spec_v2.sampling_params import SamplingParams
-from spec_v2.scheduler.future_map import FutureMap
+from spec_v2.scheduler.future_map import MOST_UNREAD, FutureMap
 from spec_v2.scheduler.schedule_batch import Request
 from spec_v2.scheduler.scheduler import Scheduler
+from spec_v2.scheduler.step_shapes import StepShapes
 from spec_v2.scheduler.streams import NpuStream, make_stream
 from spec_v2.server_args import ServerArgs
 from spec_v2.spec_info import SpeculativeAlgorithm
+from spec_v2.speculative.adaptive import candidate_shapes, default_policy
 from spec_v2.speculative.forced_acceptance import say_if_forced
 from spec_v2.speculative_hook import resolve_speculative
 from spec_v2.streaming import Chunk, RequestStream
@@ -47,7 +50,8 @@ class Engine:
 
     `model`: the default model's name, a local folder, a hub id, or a loaded transformers causal LM (then
     `dtype` and `device` are the model's). `draft_model`: a loaded draft model, in place of
-    `speculative_draft_model_path`. `debug`: check every hand-over between steps (slow). Other keywords are
+    `speculative_draft_model_path`. `adaptive_policy`: chooses how much each step drafts, in place of the built-in one;
+    it turns `speculative_adaptive` on. `debug`: check every hand-over between steps (slow). Other keywords are
     `ServerArgs` fields. Raises ValueError naming the field for anything that cannot work.
     """
 
@@ -57,12 +61,15 @@ class Engine:
         *,
         tokenizer: Any = None,
         draft_model: Any = None,
+        adaptive_policy: AdaptivePolicy | None = None,
         debug: bool = False,
         **server_args: Any,
     ) -> None:
         model = server_args.pop("model_path", model)  # SGLang's name for it
         given = isinstance(model, torch.nn.Module)
         name = getattr(model.config, "name_or_path", "") or type(model).__name__ if given else model
+        if adaptive_policy is not None:
+            server_args = _turned_on(adaptive_policy, server_args)
         args = ServerArgs.from_kwargs(model_path=name, **server_args)
         if draft_model is None and args.speculative_draft_model_path is None:
             args = replace(args, speculative_draft_model_path=shipped_draft(args))
@@ -81,7 +88,7 @@ class Engine:
         try:
             target = self._runner(self.model, "model_path", self._aux_layers())
             draft = self._draft_runner(draft_model)
-            self._build(target, draft, worker_class, debug)
+            self._build(target, draft, worker_class, adaptive_policy, debug)
         except BaseException:
             self._detach_runners()
             raise
@@ -249,7 +256,14 @@ class Engine:
             )
         return self._runner(draft_model, "speculative_draft_model_path")
 
-    def _build(self, target: ModelRunner, draft: ModelRunner | None, worker_class: Any, debug: bool) -> None:
+    def _build(
+        self,
+        target: ModelRunner,
+        draft: ModelRunner | None,
+        worker_class: Any,
+        policy: AdaptivePolicy | None,
+        debug: bool,
+    ) -> None:
         args, algorithm = self.server_args, self.server_args.algorithm
         cache = build_kv_cache(
             target_geometry=target.geometry,
@@ -279,6 +293,7 @@ class Engine:
             dtype=self.dtype,
             device=self.device,
             debug=debug,
+            **_unread_widths(args, target),
         )
         num_threads = args.num_threads or torch.get_num_threads()
         self._forward_stream = make_stream("forward", self.device, self.trace, num_threads)
@@ -298,6 +313,8 @@ class Engine:
         )
         if args.speculative_ngram_external_corpus_path is not None:
             worker.load_corpus(self.tokenizer)
+        sizes = self._record_graphs(future_map)
+        policy = policy or default_policy(args, self.device.type, records=bool(sizes))
         self.scheduler = Scheduler(
             server_args=args,
             worker=worker,
@@ -307,7 +324,8 @@ class Engine:
             copy_stream=self._copy_stream,
             device=self.device,
             trace=self.trace,
-            capture_sizes=self._record_graphs(future_map),
+            shapes=StepShapes(candidate_shapes(args), policy),
+            capture_sizes=sizes,
         )
 
     def _record_graphs(self, future_map: FutureMap) -> tuple[int, ...]:
@@ -325,6 +343,20 @@ class Engine:
         return capture_sizes(
             min(args.cuda_graph_max_bs or args.max_running_requests, args.max_running_requests)
         )
+
+
+def _turned_on(policy: Any, server_args: dict[str, Any]) -> dict[str, Any]:
+    """The settings with adaptive speculation on, for the policy's sake."""
+    if not isinstance(policy, AdaptivePolicy):
+        raise ValueError(
+            f"adaptive_policy={policy!r} is no policy: give an object with the methods choose and observe of "
+            "spec_v2.AdaptivePolicy"
+        )
+    if server_args.get("speculative_adaptive") is False:
+        raise ValueError(
+            f"adaptive_policy={policy!r} is given, and speculative_adaptive is False: leave one of them out"
+        )
+    return server_args | {"speculative_adaptive": True}
 
 
 def _draft_geometry(args: ServerArgs, draft: ModelRunner | None) -> tuple[LayerGeometry, ...]:
@@ -348,6 +380,14 @@ def _row_widths(args: ServerArgs, draft: ModelRunner | None) -> dict[str, int]:
     if not algorithm.has_draft_kv():
         return {"topk": 0, "hidden_size": hidden_size, "draft_probs_width": 0}
     return {"topk": args.topk, "hidden_size": hidden_size, "draft_probs_width": probs}
+
+
+def _unread_widths(args: ServerArgs, target: ModelRunner) -> dict[str, int]:
+    """What a row keeps for a draft model that reads later what steps without drafts emit."""
+    if not args.speculative_adaptive or not args.algorithm.has_draft_kv():
+        return {}
+    hidden_size = target.output_width if args.algorithm.draft_is_shifted() else 0
+    return {"unread_width": MOST_UNREAD, "target_hidden_size": hidden_size}
 
 
 def _device(name: str) -> torch.device:

@@ -114,7 +114,10 @@ class ServerArgs:
         "chains: draw drafts and accept more; same distribution, other samples than plain decoding",
     )
     speculative_adaptive: bool | None = _setting(
-        bool, None, "NGRAM: leave the drafts out while they do not pay; on for NGRAM if not given"
+        bool, None, "draft as much as pays, at most the three numbers above; on for NGRAM if not given"
+    )
+    speculative_adaptive_config: str | None = _setting(
+        str, None, "JSON file with what adaptive drafting may choose from, see docs/adaptive.md"
     )
     speculative_simulated_accept_length: int | None = _setting(
         int, None, "timing only: tokens that every step accepts, bonus included, whatever the target says"

@@ -95,6 +95,10 @@ class SpeculativeAlgorithm(enum.Enum):
         """
         return self.is_ngram() or topk > 1
 
+    def can_adapt(self) -> bool:
+        """True when the worker can draft more in one step than in another."""
+        return self.is_ngram() or self.needs_draft_model()
+
     def create_worker(self, server_args: ServerArgs) -> type:
         """The class that runs this algorithm; its module is imported here, on first need.
 

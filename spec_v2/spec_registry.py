@@ -55,6 +55,9 @@ class CustomAlgorithm:
     def uses_tree_path(self, topk: int) -> bool:
         return topk > 1
 
+    def can_adapt(self) -> bool:
+        return bool(getattr(self.worker, "follows_shape", False))
+
     def create_worker(self, server_args: ServerArgs) -> type:
         return self.worker
 

@@ -9,6 +9,7 @@ import os
 import warnings
 from dataclasses import fields, replace
 
+from spec_v2.adaptive_config import candidate_settings, capacity, read_config
 from spec_v2.server_args import ServerArgs, flag_of
 from spec_v2.spec_info import SpeculativeAlgorithm
 from spec_v2.spec_registry import CustomAlgorithm
@@ -37,6 +38,8 @@ _STEPS = "speculative_num_steps"
 _TOPK = "speculative_eagle_topk"
 _TOKENS = "speculative_num_draft_tokens"
 _DRAFT_PATH = "speculative_draft_model_path"
+_ADAPTIVE = "speculative_adaptive"
+_ADAPTIVE_CONFIG = "speculative_adaptive_config"
 _SIMULATED = "speculative_simulated_accept_length"
 _TRIO_FLAGS = f"{flag_of(_STEPS)}, {flag_of(_TOPK)} and {flag_of(_TOKENS)}"
 
@@ -81,6 +84,7 @@ def _resolve_ngram(args: ServerArgs) -> ServerArgs:
 
 def _resolve_trio(args: ServerArgs, algorithm: SpeculativeAlgorithm | CustomAlgorithm) -> ServerArgs:
     steps, topk, tokens = _complete_trio(args, algorithm)
+    _check_adaptive(args, algorithm)
     _check_rejection_sampling(args, topk)
     if args.enable_multi_layer_eagle and (topk != 1 or tokens != steps + 1):
         raise ValueError(
@@ -95,20 +99,43 @@ def _resolve_trio(args: ServerArgs, algorithm: SpeculativeAlgorithm | CustomAlgo
             stacklevel=3,
         )
         tokens = steps + 1
-    capacity = 1 + topk + (steps - 1) * topk**2
-    if tokens > capacity:
+    most = capacity(steps, topk)
+    if tokens > most:
         raise ValueError(
-            f"{_shown(args, _TOKENS)} is more than the {capacity} nodes of a tree with {_shown(args, _STEPS)}"
-            f" and {_shown(args, _TOPK)}: use at most {capacity}, or raise one of the other two."
+            f"{_shown(args, _TOKENS)} is more than the {most} nodes of a tree with {_shown(args, _STEPS)}"
+            f" and {_shown(args, _TOPK)}: use at most {most}, or raise one of the other two."
         )
-    return replace(
+    resolved = replace(
         args,
         speculative_algorithm=algorithm.name,
         speculative_num_steps=steps,
         speculative_eagle_topk=topk,
         speculative_num_draft_tokens=tokens,
-        speculative_adaptive=False,
+        speculative_adaptive=bool(args.speculative_adaptive),
     )
+    if resolved.speculative_adaptive:
+        candidate_settings(resolved, read_config(resolved))
+    return resolved
+
+
+def _check_adaptive(args: ServerArgs, algorithm: SpeculativeAlgorithm | CustomAlgorithm) -> None:
+    if not args.speculative_adaptive:
+        if args.speculative_adaptive_config is not None:
+            raise ValueError(
+                f"{_shown(args, _ADAPTIVE_CONFIG)} is not used without {flag_of(_ADAPTIVE)}: give both, or none."
+            )
+        return
+    if not algorithm.can_adapt():
+        raise ValueError(
+            f"{flag_of(_ADAPTIVE)} is not used by {algorithm.name}, whose worker always drafts the same: leave it"
+            " out, or set follows_shape on the worker, which then drafts what shape_for(batch) says."
+        )
+    if args.speculative_use_rejection_sampling:
+        raise ValueError(
+            f"{flag_of(_ADAPTIVE)} changes the number of drafts by the clock, and with"
+            f" {flag_of('speculative_use_rejection_sampling')} a seed's text hangs on that number: leave one of them"
+            " out."
+        )
 
 
 def _check_rejection_sampling(args: ServerArgs, topk: int) -> None:
@@ -125,7 +152,7 @@ def _check_rejection_sampling(args: ServerArgs, topk: int) -> None:
 
 
 def _check_simulated(args: ServerArgs) -> None:
-    """Forced acceptance must fit the tree, and nothing that decides by acceptance may go with it."""
+    """Forced acceptance must fit the largest tree, and what draws by acceptance may not go with it."""
     asked = args.speculative_simulated_accept_length
     if asked is None:
         return
@@ -134,12 +161,11 @@ def _check_simulated(args: ServerArgs) -> None:
             f"{_shown(args, _SIMULATED)} is more than the {args.accept_width} tokens that a step of these drafts"
             f" can accept, the bonus token included: use at most {args.accept_width}, or draft more."
         )
-    for name in ("speculative_use_rejection_sampling", "speculative_adaptive"):
-        if getattr(args, name):
-            raise ValueError(
-                f"{flag_of(name)} decides by what the target accepts, which {_shown(args, _SIMULATED)} overrides:"
-                " leave one of them out."
-            )
+    if args.speculative_use_rejection_sampling:
+        raise ValueError(
+            f"{flag_of('speculative_use_rejection_sampling')} decides by what the target accepts, which"
+            f" {_shown(args, _SIMULATED)} overrides: leave one of them out."
+        )
 
 
 def _complete_trio(
@@ -156,7 +182,8 @@ def _complete_trio(
         else DEFAULT_TRIO.get(algorithm, DEFAULT_CUSTOM_TRIO)
     )
     if steps is None and topk is None and tokens is None:
-        return default
+        listed = read_config(args).largest() if args.speculative_adaptive else None
+        return listed or default
     if steps is None or topk is None or tokens is None:
         trio = (_STEPS, _TOPK, _TOKENS)
         given = ", ".join(_shown(args, name) for name in trio if getattr(args, name) is not None)
@@ -212,7 +239,9 @@ def _check_unused(args: ServerArgs, algorithm: SpeculativeAlgorithm | CustomAlgo
             remedy = "leave it out, or choose an algorithm with --speculative-algorithm"
         elif algorithm.is_ngram() and spec.name in (_STEPS, _TOPK):
             remedy = f"leave it out; {flag_of(_TOKENS)} alone sizes NGRAM's drafts"
-        elif not algorithm.is_ngram() and _is_for_ngram(args, spec.name):
+        elif algorithm.is_ngram() and spec.name == _ADAPTIVE_CONFIG:
+            remedy = "leave it out; NGRAM drafts all it may or nothing, by the matches it finds"
+        elif not algorithm.is_ngram() and spec.name.startswith("speculative_ngram_"):
             remedy = "leave it out, or use --speculative-algorithm NGRAM"
         elif algorithm.is_ngram() and spec.name == "speculative_use_rejection_sampling":
             remedy = "leave it out, or use EAGLE, EAGLE3, STANDALONE or FROZEN_KV_MTP, whose drafts have probabilities"
@@ -221,12 +250,6 @@ def _check_unused(args: ServerArgs, algorithm: SpeculativeAlgorithm | CustomAlgo
         else:
             continue
         raise ValueError(f"{_shown(args, spec.name)} is not used by {_user(algorithm)}: {remedy}.")
-
-
-def _is_for_ngram(args: ServerArgs, name: str) -> bool:
-    return name.startswith("speculative_ngram_") or (
-        name == "speculative_adaptive" and args.speculative_adaptive is True
-    )
 
 
 def _warn_removed_environment_variable() -> None:

@@ -55,6 +55,20 @@ class TreeShape:
     rejection_sampling: bool = False
     simulated_accept_length: int | None = None
 
+    @property
+    def drafts(self) -> bool:
+        """False where a step is one of plain decoding: its tree is the root alone."""
+        return self.num_draft_tokens > 1
+
+    @property
+    def setting(self) -> tuple[int, int, int]:
+        """(`num_steps`, `topk`, `num_draft_tokens`), the three numbers that people set and plots show."""
+        return self.num_steps, self.topk, self.num_draft_tokens
+
+
+ROOT_ONLY = TreeShape(num_steps=0, topk=1, num_draft_tokens=1, longest_path=0, is_tree=False)
+"""The tree of a step that does not draft."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountReset:

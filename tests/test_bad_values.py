@@ -61,6 +61,7 @@ BAD_ARGS = {
     "speculative_token_map": ["", 5],
     "speculative_use_rejection_sampling": [0, 1, None],
     "speculative_adaptive": [0, 1, "no"],
+    "speculative_adaptive_config": ["", 5],
     "speculative_simulated_accept_length": [0, -1, True, 1.9],
     "enable_multi_layer_eagle": [0, 1, None],
     "speculative_ngram_min_bfs_breadth": [0, -1, True, 1.5, None],

@@ -11,6 +11,7 @@ from spec_v2.bench.prompts import KINDS, prompt_ids
 from spec_v2.bench.report import cost_table, for_humans, speed_table
 from spec_v2.bench.settings import name_of, server_args_of, settings_from
 from spec_v2.cli import build_parser, main
+from spec_v2.models import shipped
 from spec_v2.speculative_hook import resolve_speculative
 from tests.tiny_folder import save_tiny_model
 
@@ -86,7 +87,7 @@ def test_each_algorithm_gets_the_settings_that_it_uses():
     assert (plain.speculative_algorithm, plain.speculative_num_draft_tokens) == (None, None)
     assert (ngram.speculative_num_steps, ngram.speculative_num_draft_tokens) == (None, 6)
     assert (ngram.speculative_ngram_max_trie_depth, ngram.speculative_adaptive) == (9, False)
-    assert (standalone.speculative_num_steps, standalone.speculative_adaptive) == (5, None)
+    assert (standalone.speculative_num_steps, standalone.speculative_adaptive) == (5, False)
     assert standalone.speculative_ngram_max_trie_depth != 9
     paths = [args.speculative_draft_model_path for args in (plain, ngram, standalone, eagle)]
     assert paths == [None, None, "small", "head"]
@@ -96,7 +97,7 @@ def test_each_algorithm_gets_the_settings_that_it_uses():
 # --- contenders ---
 
 
-def test_multi_layer_eagle_has_a_name_of_its_own():
+def test_multi_layer_eagle_has_a_name_of_its_own(tmp_path, monkeypatch):
     settings = settings_of(
         "--algorithms", "none,eagle,multi_layer_eagle", "--draft-model", "EAGLE=a", "--draft-model", "MULTI_LAYER_EAGLE=b"
     )  # fmt: skip
@@ -106,6 +107,12 @@ def test_multi_layer_eagle_has_a_name_of_its_own():
     assert [name_of(args) for args in (plain, eagle, multi)] == list(settings.algorithms)
     resolved = resolve_speculative(multi)
     assert (resolved.num_steps, resolved.topk, resolved.num_draft_tokens) == (3, 1, 4)
+    folder = tmp_path / "smollm2-135m" / "mtp"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    monkeypatch.setattr(shipped, "CHECKPOINTS", tmp_path)
+    alone = settings_of("--algorithms", "MULTI_LAYER_EAGLE")
+    assert server_args_of(alone, "MULTI_LAYER_EAGLE", "sync").speculative_draft_model_path == str(folder)
     with pytest.raises(ValueError, match=r"--enable-multi-layer-eagle.*--algorithms MULTI_LAYER_EAGLE"):
         settings_of("--enable-multi-layer-eagle")
 

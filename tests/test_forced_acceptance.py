@@ -231,7 +231,6 @@ def test_no_more_than_a_step_can_accept(settings, most):
     ("settings", "named"),
     [
         (CHAIN_OF_3 | {"speculative_use_rejection_sampling": True}, "--speculative-use-rejection-sampling decides"),
-        (NGRAM_OF_8 | {"speculative_adaptive": True}, "--speculative-adaptive decides"),
         ({"speculative_algorithm": None, "speculative_draft_model_path": None}, "is not used by plain decoding"),
     ],
 )  # fmt: skip

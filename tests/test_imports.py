@@ -16,6 +16,7 @@ LAYERS = (
     {"spec_registry", "observability", "sampling_params"},
     {"spec_info"},
     {"types", "server_args"},
+    {"adaptive_config", "adaptive_policy"},
     {"speculative_hook", "kernels"},
     {"mem_cache"},
     {"model_executor", "models"},

@@ -200,7 +200,7 @@ def test_one_promising_request_does_not_make_a_batch_wide(open_engine, schedule,
     engine = open_ngram(
         open_engine, tiny.llama(device), schedule, speculative_adaptive=True, shape=(3, 2, 12)
     )
-    planner = engine.scheduler.planner
+    shapes = engine.scheduler.planner.shapes
 
     def request(draft_gain, match_len):
         return Request(
@@ -209,13 +209,13 @@ def test_one_promising_request_does_not_make_a_batch_wide(open_engine, schedule,
         )  # fmt: skip
 
     novel, promising, copying = request(0.0, 0), request(0.0, 8), request(8.0, 0)
-    planner.token_cost = 0.03
-    assert planner._drafts_pay([promising])
-    assert not planner._drafts_pay([novel])
-    assert not planner._drafts_pay([promising, *[novel] * 7])
-    assert planner._drafts_pay([copying, copying, *[novel] * 3])
-    planner.token_cost = 0.002
-    assert planner._drafts_pay([promising, *[novel] * 7])
+    shapes.policy.token_cost = 0.03
+    assert shapes.next([promising]).drafts
+    assert not shapes.next([novel]).drafts
+    assert not shapes.next([promising, *[novel] * 7]).drafts
+    assert shapes.next([copying, copying, *[novel] * 3]).drafts
+    shapes.policy.token_cost = 0.002
+    assert shapes.next([promising, *[novel] * 7]).drafts
 
 
 def test_adaptivity_is_on_by_default_and_can_be_turned_off():

@@ -93,16 +93,19 @@ def test_only_real_devices_pin():
 def test_lengths_of_a_span():
     lens = HostLens(page_size=128)
     lens.seq_lens = (0, 5, 130)
-    assert lens.of(KvSpan(0, 3, 256)) == [3, 8, 133]
-    assert lens.of(KvSpan(1, 6, 256)) == [7, 12, 137]
-    assert lens.of(KvSpan(-2, 4, 256)) == [4, 7, 132]  # a prefix is never shorter than nothing
-    assert lens.of(KvSpan(0, 3, 128)) == [3, 8, 128]
+    assert lens.of(KvSpan(3, 256)) == [3, 8, 133]
+    assert lens.of(KvSpan(0, 256)) == [
+        1,
+        5,
+        130,
+    ]  # a padding row reads one key: a softmax of none is no number
+    assert lens.of(KvSpan(3, 128)) == [3, 8, 128]
 
 
 def test_calls_are_noted_while_somebody_wants_to_know():
     lens = HostLens(page_size=128)
     lens.seq_lens = (4,)
-    first, second = KvSpan(0, 2, 128), KvSpan(0, 4, 128)
+    first, second = KvSpan(2, 128), KvSpan(4, 128)
     lens.take(first)
     with lens.noting() as spans:
         assert lens.take(first) == [6]
@@ -151,11 +154,11 @@ def test_blocks_are_the_pages_of_the_rows():
     view = view_of("tree")
     view.table[2, :256] = torch.arange(384, 640)  # pages 3 and 4
     view.table[4, :128], view.table[4, 128:300] = torch.arange(128, 256), torch.arange(896, 1068)
-    made = npu.NpuView(view=view, lens=lens, ahead=0)
+    made = npu.NpuView(view=view, lens=lens, keys_ahead=6)
     assert made.block_table().tolist() == [[3, 4, 0], [0, 0, 0], [1, 7, 8]]
     assert made.block_table().dtype == torch.int32
     assert made.hidden(None).shape == (3, 1, 6, 384)
-    assert made.span == (0, 6, 384)
+    assert made.span == (6, 384)
     assert made.hidden(None) is made.hidden(None)
 
 

@@ -38,6 +38,7 @@ TEXTS = [
     "speculative_algorithm",
     "speculative_draft_model_path",
     "speculative_token_map",
+    "speculative_adaptive_config",
     "speculative_ngram_external_corpus_path",
 ]
 CHOICES = ["dtype", "device", "speculative_ngram_match_type"]

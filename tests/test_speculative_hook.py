@@ -212,12 +212,20 @@ REJECTED = [
         ["--speculative-token-map", "EAGLE"],
     ),
     (
-        {
-            "speculative_algorithm": "EAGLE",
-            "speculative_draft_model_path": "d",
-            "speculative_adaptive": True,
-        },
-        ["--speculative-adaptive", "NGRAM"],
+        {**EAGLE, **trio(3, 1, 4), "speculative_adaptive": True, "speculative_use_rejection_sampling": True},
+        ["--speculative-adaptive", "--speculative-use-rejection-sampling", "leave one of them out"],
+    ),
+    (
+        {**EAGLE, "speculative_adaptive_config": "a.json"},
+        ["--speculative-adaptive-config a.json", "without --speculative-adaptive"],
+    ),
+    (
+        {**NGRAM, "speculative_adaptive_config": "a.json"},
+        ["--speculative-adaptive-config a.json", "NGRAM"],
+    ),
+    (
+        {**EAGLE, "speculative_adaptive": True, "speculative_adaptive_config": "nowhere.json"},
+        ["--speculative-adaptive-config", "nowhere.json", "readable JSON file"],
     ),
     ({**NGRAM, "enable_multi_layer_eagle": True}, ["--enable-multi-layer-eagle", "NGRAM"]),
     ({"enable_multi_layer_eagle": True}, ["--enable-multi-layer-eagle", "--speculative-algorithm"]),

@@ -162,7 +162,13 @@ def draft_path_of(settings: BenchSettings, algorithm: str) -> str | None:
     """Where an algorithm's draft model lies. STANDALONE on a built-in model has a stand-in."""
     args = settings.server_args
     given = settings.draft_models.get(algorithm) or args.speculative_draft_model_path
-    given = given or shipped_draft(replace(args, speculative_algorithm=algorithm))
+    given = given or shipped_draft(
+        replace(
+            args,
+            speculative_algorithm=kind_of(algorithm).name,
+            enable_multi_layer_eagle=algorithm == MULTI_LAYER,
+        )
+    )
     built_in = {name.casefold() for known in PACKAGED_MODELS for name in known.names}
     if given is None and algorithm == "STANDALONE" and args.model_path.casefold() in built_in:
         from spec_v2.models.loader import first_layers
@@ -176,8 +182,10 @@ def _uses(algorithm: str, name: str) -> bool:
     kind = kind_of(algorithm)
     if kind.is_none() or name == "speculative_algorithm":
         return False
-    if name.startswith("speculative_ngram_") or name == "speculative_adaptive":
+    if name.startswith("speculative_ngram_"):
         return kind.is_ngram()
+    if name in ("speculative_adaptive", "speculative_adaptive_config"):
+        return kind.can_adapt() and not (kind.is_ngram() and name.endswith("config"))
     if name == "speculative_token_map":
         return kind is SpeculativeAlgorithm.EAGLE
     if name in ("speculative_draft_model_path", "speculative_use_rejection_sampling"):

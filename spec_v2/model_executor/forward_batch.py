@@ -79,10 +79,11 @@ def decodes_in_place(kv_pool: KvPool) -> bool:
     return kv_pool.host_lens is not None or reads_in_place(kv_pool)
 
 
-def _in_place(kv_pool: KvPool, out_slots: Tensor, view: PagedView, ahead: int) -> ForwardBatch:
+def _in_place(kv_pool: KvPool, out_slots: Tensor, view: PagedView, keys_ahead: int) -> ForwardBatch:
     """A forward of a decode step that reads its pool in place, by our kernel or an NPU's operator."""
     if kv_pool.host_lens is not None:
-        return ForwardBatch(kv_pool, out_slots, npu=NpuView(view=view, lens=kv_pool.host_lens, ahead=ahead))
+        npu = NpuView(view=view, lens=kv_pool.host_lens, keys_ahead=keys_ahead)
+        return ForwardBatch(kv_pool, out_slots, npu=npu)
     return ForwardBatch(kv_pool, out_slots, paged=view)
 
 
@@ -96,13 +97,14 @@ def window_forward_batch(
     window_slots: Int[Tensor, "b win"],
     window_positions: Int[Tensor, "b win"],
     visible: Bool[Tensor, "b q win"] | None = None,
-    ahead: int = 0,
+    keys_ahead: int | None = None,
 ) -> ForwardBatch:
     """Each request runs the last `q` tokens of its window; all of the window's KV is readable.
 
     Window token `j` is at position `prefix_lens[i] + j` of the request's row. Without `visible` the window is a chain
     and all of it runs. `max_prefix_len` is a host bound on `prefix_lens` (device): shapes never wait for the device.
-    `ahead`: how many tokens `prefix_lens` are longer than the step's lengths, for an operator that has those from the host.
+    `keys_ahead`: keys that count, beyond the step's lengths, for an operator that has those from the host; None where
+    `prefix_lens` are these lengths and all of the window counts.
     """
     if decodes_in_place(kv_pool):
         num_queries, window = window_slots.shape[1], None
@@ -122,7 +124,7 @@ def window_forward_batch(
             window=window,
         )
         out_slots = kv_pool.slot_ids(window_slots[:, -num_queries:].flatten())
-        return _in_place(kv_pool, out_slots, view, ahead)
+        return _in_place(kv_pool, out_slots, view, view.window_len if keys_ahead is None else keys_ahead)
 
     if visible is None:
         win = window_slots.shape[1]
@@ -174,7 +176,7 @@ def reading_forward_batch(
             max_queries=num_queries,
             window=window,
         )
-        return _in_place(kv_pool, nothing, view, ahead=-1)
+        return _in_place(kv_pool, nothing, view, keys_ahead=0)
     slots = row_table.prefix(rows, max_prefix_len)
     offsets = torch.arange(slots.shape[1], device=rows.device)
     seen = offsets <= last

@@ -62,6 +62,8 @@ class ModelRunner:
         self.geometry, self.attention_options = probe.geometry, probe.options
         self.vocab_size = int(self.model.config.vocab_size)
         self.hidden_size = int(getattr(self.model, "recurrent_size", None) or self.model.config.hidden_size)
+        # of the hidden states that a forward gives
+        self.output_width = int(self.model.config.hidden_size) * max(len(aux_layers), 1)
         # ids in the target's vocabulary, of a head whose vocabulary is a part of it
         self.target_ids: Tensor | None = getattr(self.model, "target_ids", None)
 

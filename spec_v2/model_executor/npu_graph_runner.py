@@ -2,7 +2,7 @@
 
 Ascend's attention takes lengths from the host, as attributes of a call. A graph keeps the attributes that it was
 captured with, so each replay is preceded by `NPUGraph.update`, with one list of lengths for every attention call inside, in order:
-the draft model's first forward reads `topk` tokens behind each prefix, its second `2 * topk`, and so on. Calls are noted
+the draft model's first forward reads `topk` keys beyond what a request has, its second `2 * topk`, and so on. Calls are noted
 while they are captured (`HostLens.noting`), so no runner has to know what a step is made of.
 
 SGLang has a runner for each kind of step. Here they are names for parts of one: each keeps the recordings that its step

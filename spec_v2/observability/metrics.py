@@ -14,12 +14,14 @@ class SpecMetrics:
     """The decode steps of one request, or of many: metrics add up with `+`.
 
     `forced_acceptance`: some of them accepted what `speculative_simulated_accept_length` says, not what the target
-    says. Such numbers tell nothing about a drafter.
+    says. Such numbers tell nothing about a drafter. `settings`: (`num_steps`, `topk`, `num_draft_tokens`) of each step;
+    they change where drafting adapts.
     """
 
     accept_lens: tuple[int, ...] = ()
     draft_depths: tuple[int, ...] = ()
     forced_acceptance: bool = False
+    settings: tuple[tuple[int, int, int], ...] = ()
 
     def __add__(self, other: "SpecMetrics") -> "SpecMetrics":
         return total((self, other))
@@ -71,4 +73,5 @@ def total(metrics: Iterable[SpecMetrics]) -> SpecMetrics:
         tuple(n for part in parts for n in part.accept_lens),
         tuple(n for part in parts for n in part.draft_depths),
         any(part.forced_acceptance for part in parts),
+        tuple(setting for part in parts for setting in part.settings),
     )

@@ -34,6 +34,7 @@ class Trace:
 
     def __init__(self, max_spans: int = 100_000) -> None:
         self._raw: deque[tuple[str, str, int, Any, Any]] = deque(maxlen=max_spans)
+        self._settings: deque[tuple[int, int, tuple[int, int, int]]] = deque(maxlen=max_spans)
         self._origin_ns = time.perf_counter_ns()
         # Recorded launches of a step are joined, which is faster, unless each is to have its own span.
         self.separate_launches = False
@@ -65,12 +66,21 @@ class Trace:
             end.record(stream)
             self._raw.append((lane, name, step, start, end))
 
+    def note_setting(self, step: int, setting: tuple[int, int, int]) -> None:
+        """The decode step that begins drafts with these (`num_steps`, `topk`, `num_draft_tokens`)."""
+        self._settings.append((step, time.perf_counter_ns(), setting))
+
+    def settings(self) -> dict[int, tuple[int, int, int]]:
+        """Step -> (`num_steps`, `topk`, `num_draft_tokens`), for the newest decode steps in launch order."""
+        return {step: setting for step, _, setting in self._settings}
+
     def spans(self) -> list[Span]:
         """All spans in start order. Waits for device spans that have not ended."""
         return sorted((self._resolve(raw) for raw in list(self._raw)), key=lambda s: s.start_us)
 
     def clear(self) -> None:
         self._raw.clear()
+        self._settings.clear()
 
     def order(self, *names: str) -> list[tuple[str, int]]:
         """(name, step) of the host's spans in the order in which they began, only the names given."""
@@ -100,6 +110,16 @@ class Trace:
             }
             for s in self.spans()
             if steps is None or s.step in steps
+        ]
+        events += [
+            {
+                "ph": "C",  # a counter: a curve above the lanes
+                "pid": 1,
+                "name": "draft setting",
+                "ts": (ns - self._origin_ns) / 1e3,
+                "args": dict(zip(("num_steps", "topk", "num_draft_tokens"), setting, strict=True)),
+            }
+            for _, ns, setting in list(self._settings)
         ]
         path = Path(path)
         kept = {"traceEvents": events, "displayTimeUnit": "ms"} | (

@@ -12,28 +12,31 @@ import torch
 from spec_v2.mem_cache.kv_cache_builder import KvCache
 from spec_v2.model_executor.graph_runner import padded_size
 from spec_v2.model_executor.npu_backend import can_pin
+from spec_v2.scheduler.future_map import MOST_UNREAD
 from spec_v2.scheduler.sampling_batch_info import SamplingBatchInfo, host_tensor
 from spec_v2.scheduler.schedule_batch import Request, ScheduleBatch
+from spec_v2.scheduler.step_shapes import StepShapes
 from spec_v2.server_args import ServerArgs
-from spec_v2.types import CountReset, ForwardMode, PromptStaging
+from spec_v2.types import CountReset, ForwardMode, PromptStaging, TreeShape
 
 KEY_BLOCK = 64
 SMALLEST_BOUND = 512
 TOKENS_AHEAD = 32
 
 
-# What one more token costs in a decode step, in steps of one token. On two CPU cores a 135M model's step took 1.3 times
-# as long with 12 tokens as with one, 2.2 with 48, 3.1 with 96; on a GPU such steps wait for the same weights.
-TOKEN_COST = {"cpu": 0.03, "cuda": 0.002}
-
-
 class BatchPlanner:
     """Owns the queues. `next_batch` prefills what can be admitted, else decodes what runs."""
 
     def __init__(
-        self, server_args: ServerArgs, cache: KvCache, device: torch.device, sizes: Sequence[int] = ()
+        self,
+        server_args: ServerArgs,
+        cache: KvCache,
+        device: torch.device,
+        shapes: StepShapes,
+        sizes: Sequence[int] = (),
     ) -> None:
         self.server_args = server_args
+        self.shapes = shapes
         self.cache = cache
         self.sizes = sizes  # batch sizes that decode steps are recorded for
         self.pin = can_pin(device.type)
@@ -46,10 +49,11 @@ class BatchPlanner:
             [1], maxlen=3
         )  # most tokens per request of this step and those in flight
         self.is_short = False  # something was retracted: admit nothing until something finishes
-        self.token_cost = TOKEN_COST.get(device.type, TOKEN_COST["cuda"])
+        # then a step without drafts is not read by the draft model, until one drafts again
+        self.leaves_unread = bool(server_args.speculative_adaptive) and server_args.algorithm.has_draft_kv()
         self.keeps_known_ids = server_args.algorithm.keeps_history()
         # looked up once: asked for every request in every step, they were half of the host's time at batch 32
-        self.slots_per_step, self.accept_width = server_args.slots_per_step, server_args.accept_width
+        self.slots_per_step = server_args.slots_per_step
 
     # -- which batch ---------------------------------------------------------------------------------------
 
@@ -92,9 +96,10 @@ class BatchPlanner:
             if needed > len(req.pages):
                 most = self._pages_for(len(req.prompt_ids) + req.max_new_tokens)
                 self._own(req, max(needed, min(needed + ahead, most)))
-        batch.drafts_pay = not self.server_args.speculative_adaptive or self._drafts_pay(keep)
+        batch.shape = self.shapes.next(keep)
+        batch.catches_up = self.leaves_unread and self._note_unread(keep, batch.shape)
         # what each step in flight may add to a length that the host knows
-        self.widths.append(self.accept_width if batch.drafts_pay else 1)
+        self.widths.append(batch.shape.longest_path + 1)
         lag = max(self.widths)
         bound = max(r.kv_committed_len + r.num_in_flight * lag for r in keep)
         self._fix_shape(batch, bound)
@@ -110,11 +115,14 @@ class BatchPlanner:
             # the lag seldom changes a shape then: in bf16 the key count decides the last bit
             batch.max_seq_len = -(-bound // KEY_BLOCK) * KEY_BLOCK
 
-    def _drafts_pay(self, reqs: list[Request]) -> bool:
-        """Whether the drafts that are expected to be accepted, per request, are worth what the others cost."""
-        extra_tokens = len(reqs) * (self.server_args.num_draft_tokens - 1)
-        gain = sum(r.expected_gain() for r in reqs) / len(reqs)
-        return gain >= self.token_cost * extra_tokens
+    def _note_unread(self, reqs: list[Request], shape: TreeShape) -> bool:
+        """Count what the draft model has not read after this step; whether it first reads what it has missed so far:
+        in time for drafts, and before there is no more room to keep it."""
+        most = max(req.num_unread for req in reqs)
+        reads = most == MOST_UNREAD or (shape.drafts and most > 0)
+        for req in reqs:
+            req.num_unread = (0 if reads else req.num_unread) + (not shape.drafts)
+        return reads
 
     # -- prefill -------------------------------------------------------------------------------------------
 
@@ -276,8 +284,10 @@ class BatchPlanner:
         self.is_short = True
 
     def keep_prefix(self, req: Request) -> None:
-        """Let others share the pages whose KV is final: up to the newest token that the host knows."""
-        known = req.kv_committed_len + (self.cache.prefix.lookahead > 0)  # draft KV knows the token behind
+        """Let others share the pages whose KV is final: up to the newest token that the host knows and, of those in
+        flight too, all but the ones that the draft model has not read."""
+        final = req.kv_committed_len + min(req.num_in_flight - req.num_unread, 0)
+        known = final + (self.cache.prefix.lookahead > 0)  # draft KV knows the token behind
         tokens = (req.prompt_ids + tuple(req.output_ids))[:known]
         self.cache.prefix.insert(tokens, req.pages, req.cached_path)
 
@@ -288,7 +298,7 @@ class BatchPlanner:
         self.cache.pages.free(req.pages[shared:])
         self.cache.rows.free(req.row)
         req.pages, req.cached_path, req.row = [], [], 0
-        req.kv_committed_len = req.kv_allocated_len = 0
+        req.kv_committed_len = req.kv_allocated_len = req.num_unread = 0
 
     def finish(self, req: Request) -> None:
         """A request has its finish reason: give everything back."""

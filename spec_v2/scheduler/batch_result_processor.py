@@ -1,7 +1,9 @@
 """Commit: what a step emitted becomes the requests' output, and finished requests give everything back."""
 
 import logging
+from collections.abc import Callable
 
+from spec_v2.adaptive_policy import StepObservation
 from spec_v2.scheduler.batch_planner import BatchPlanner
 from spec_v2.scheduler.schedule_batch import GenerationBatchResult, Request, ScheduleBatch
 from spec_v2.types import TokenLogprobs
@@ -13,8 +15,10 @@ STEPS_BEFORE_WARNING = 100
 class BatchResultProcessor:
     """Turns results into tokens, metrics and free memory."""
 
-    def __init__(self, planner: BatchPlanner) -> None:
+    def __init__(self, planner: BatchPlanner, clock: Callable[[], float]) -> None:
         self._planner = planner
+        self._clock = clock
+        self._landed_at = float("-inf")  # the newest step
         self._drafting_steps = self._num_correct_drafts = 0
         self._has_draft_model = planner.server_args.algorithm.needs_draft_model()
         self._is_forced = planner.server_args.speculative_simulated_accept_length is not None
@@ -25,9 +29,14 @@ class BatchResultProcessor:
         assert result.host is not None
         result.copy_done.synchronize()
         host = result.host.get()
+        landed_at = self._clock()
+        # under overlap a step waits for the one before it
+        seconds = landed_at - max(result.launched_at, self._landed_at)
+        self._landed_at = landed_at
         accept_lens, draft_depths = host.accept_lens.tolist(), host.draft_depths.tolist()
         predict, match_lens = host.predict.tolist(), host.match_lens.tolist()
         finished: list[Request] = []
+        live: list[int] = []
         for i, req in enumerate(batch.reqs):
             if req.epoch != result.epochs[i]:  # it was retracted while this step was in flight
                 continue
@@ -37,12 +46,15 @@ class BatchResultProcessor:
             if req.finish_reason is not None:  # it finished while this step was in flight
                 continue
             if not batch.forward_mode.is_extend():
+                live.append(i)
                 req.kv_committed_len += accept_lens[i]
                 req.accept_lens.append(accept_lens[i])
                 req.draft_depths.append(draft_depths[i])
                 req.is_forced = self._is_forced
                 self._watch(accept_lens[i] - 1, draft_depths[i])
-                req.note_step(accept_lens[i] - 1, match_lens[i], drafted=batch.drafts_pay)
+                if batch.shape is not None:
+                    req.settings.append(batch.shape.setting)
+                    req.note_step(accept_lens[i] - 1, match_lens[i], drafted=batch.shape.drafts)
             before = len(req.output_ids)
             req.commit(predict[i][: accept_lens[i]])
             req.step_lens.append(len(req.output_ids) - before)
@@ -53,6 +65,17 @@ class BatchResultProcessor:
                 finished.append(req)
             elif batch.forward_mode.is_extend():
                 self._planner.keep_prefix(req)
+        if live and batch.shape is not None:
+            self._planner.shapes.landed(
+                StepObservation(
+                    shape=batch.shape,
+                    batch_size=len(batch),
+                    max_seq_len=batch.max_seq_len,
+                    num_correct_drafts=[accept_lens[i] - 1 for i in live],
+                    draft_depths=[draft_depths[i] for i in live],
+                    seconds=None if batch.catches_up else seconds,
+                )
+            )
         return finished
 
     def _watch(self, num_correct_drafts: int, draft_depth: int) -> None:

@@ -5,6 +5,8 @@ batch is a list of row numbers, filter and merge are indexing, and the host neve
 Row 0 is padding. Everything here runs on the forward stream, launched by the scheduler.
 """
 
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -17,13 +19,30 @@ from spec_v2.scheduler.streams import Event, Stream
 from spec_v2.types import NextDraft, StepInputs, Verdict
 
 POISON = -1
+MOST_UNREAD = 64
+"""Tokens that a draft model may leave unread while steps do not draft. More would be read in one forward later; their
+hidden states are kept until then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """Columns for the newest tokens that the draft model has not read: `lens` of each row, in order from place 0.
+
+    `hidden_states`: the target's, of the token before (width 0 for a draft that does not read them). What lies behind
+    `lens` is finite.
+    """
+
+    tokens: Int[Tensor, "rows u"]
+    hidden_states: Float[Tensor, "rows u h"]
+    lens: Int[Tensor, " rows"]
 
 
 class FutureMap:
     """The rows. `new_seq_lens` is written by `publish`, between verify and draft-extend; the rest by `stash`.
 
     `host_seq_lens`: on the host, what `new_seq_lens` was when it was published last; None where nobody asks.
-    `history` holds the known tokens of each request by position (width 0 where no worker reads it). With
+    `history` holds the known tokens of each request by position (width 0 where no worker reads it), `unread` those
+    that a draft model has yet to read (`unread_width` 0 where it reads each step's at once). With
     `debug`, a row is poisoned once it was read, so a step that reads what nobody wrote is noticed.
     """
 
@@ -39,6 +58,8 @@ class FutureMap:
         dtype: torch.dtype,
         device: torch.device,
         debug: bool = False,
+        unread_width: int = 0,
+        target_hidden_size: int = 0,
     ) -> None:
         def ints(*shape: int) -> Tensor:
             return torch.full((num_rows, *shape), POISON, dtype=torch.long, device=device)
@@ -53,6 +74,11 @@ class FutureMap:
         )
         self.draft_probs: Float[Tensor, "rows dv"] = torch.full(
             (num_rows, draft_probs_width), torch.nan, device=device
+        )
+        self.unread = Unread(
+            tokens=torch.zeros(num_rows, unread_width, dtype=torch.long, device=device),
+            hidden_states=torch.zeros(num_rows, unread_width, target_hidden_size, dtype=dtype, device=device),
+            lens=torch.zeros(num_rows, dtype=torch.long, device=device),
         )
         self.token_counts = TokenCounts(num_rows, vocab_size, device)
         self.publish_ready: Event | None = None

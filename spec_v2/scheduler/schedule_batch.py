@@ -20,6 +20,7 @@ from spec_v2.types import (
     NextDraft,
     PackedVerdict,
     PromptStaging,
+    TreeShape,
     Verdict,
 )
 
@@ -57,12 +58,14 @@ class Request:
     kv_committed_len: int = 0
     kv_allocated_len: int = 0
     num_in_flight: int = 0
+    num_unread: int = 0  # newest tokens that the draft model has not read, steps in flight included
     step_lens: list[int] = field(default_factory=list)  # tokens of each step in the output, prefills too
     draft_gain: float = 0.5  # accepted drafts per step that drafted, a moving average
     match_len: int = 0  # NGRAM: tokens of the newest match that the host knows
     is_forced: bool = False  # its steps accepted by force, not what the target says
     accept_lens: list[int] = field(default_factory=list)
     draft_depths: list[int] = field(default_factory=list)
+    settings: list[tuple[int, int, int]] = field(default_factory=list)  # of each decode step
 
     @property
     def finished(self) -> bool:
@@ -122,7 +125,8 @@ class ScheduleBatch:
     max_seq_len: int
     sampling_info: SamplingBatchInfo
     padded: bool = False  # filled up with row 0 to a size that launches are recorded for
-    drafts_pay: bool = True  # False: a worker that can do without drafts should
+    shape: TreeShape | None = None  # of this decode step; None for a prefill
+    catches_up: bool = False  # the draft model first reads what it has missed in steps without drafts
     prompt_staging: PromptStaging | None = None
     input_ids: Any = None
     spec_info: Any = None
@@ -147,7 +151,8 @@ class ScheduleBatch:
             seq_lens=self.seq_lens,
             max_seq_len=self.max_seq_len,
             sampling_info=self.sampling_info,
-            drafts_pay=self.drafts_pay,
+            shape=self.shape,
+            catches_up=self.catches_up,
         )
 
     def pad_to(self, size: int | None, pin: bool) -> None:
@@ -174,6 +179,7 @@ class GenerationBatchResult:
     next_draft: Pending[NextDraft]
     tree: Pending[DraftTree] | None = None  # None for a prefill
     step: int = -1
+    launched_at: float = 0.0  # by the scheduler's clock, in seconds
     epochs: tuple[int, ...] = ()
     # held until it is processed: the copy stream reads it, and the forward stream would get its memory again
     packed: Pending[PackedVerdict] | None = None

@@ -1,7 +1,8 @@
 """The loop on top: pick a batch, launch it, commit a result; synchronously or one step apart."""
 
+import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
@@ -17,6 +18,7 @@ from spec_v2.scheduler.batch_result_processor import BatchResultProcessor
 from spec_v2.scheduler.future_map import FutureMap, resolve_forward_inputs
 from spec_v2.scheduler.sampling_batch_info import host_tensor
 from spec_v2.scheduler.schedule_batch import GenerationBatchResult, Request, ScheduleBatch
+from spec_v2.scheduler.step_shapes import StepShapes
 from spec_v2.scheduler.streams import Step, Stream
 from spec_v2.server_args import ServerArgs
 from spec_v2.types import HostVerdict, PackedVerdict, TokenLogprobs, Verdict
@@ -43,7 +45,9 @@ class Scheduler:
         copy_stream: Stream,
         device: torch.device,
         trace: Trace,
+        shapes: StepShapes,
         capture_sizes: Sequence[int] = (),
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.server_args = server_args
         self.worker = worker
@@ -52,8 +56,9 @@ class Scheduler:
         self.forward_stream = forward_stream
         self.copy_stream = copy_stream
         self.trace = trace
-        self.planner = BatchPlanner(server_args, cache, device, capture_sizes)
-        self.processor = BatchResultProcessor(self.planner)
+        self.clock = clock
+        self.planner = BatchPlanner(server_args, cache, device, shapes, capture_sizes)
+        self.processor = BatchResultProcessor(self.planner, lambda: self.clock())
         self.result_queue: deque[tuple[ScheduleBatch, GenerationBatchResult]] = deque()
         self.batch_record_buf: deque[Any] = deque(maxlen=2)
         self.num_steps_launched = 0
@@ -88,7 +93,9 @@ class Scheduler:
 
     def run_batch(self, batch: ScheduleBatch, *, overlap: bool) -> GenerationBatchResult:
         """Launch one step of `batch` and leave the batch as it was, but for what is re-applied below."""
-        step = self._begin_step()
+        step, launched_at = self._begin_step(), self.clock()
+        if batch.shape is not None:
+            self.trace.note_setting(step.index, batch.shape.setting)
         with self.trace.span("host", "launch", step.index):
             self._launch_row_writes(batch)
             padded = batch.padded
@@ -108,7 +115,8 @@ class Scheduler:
                 step.captured = False
                 result.packed = self.forward_stream.launch(in_new_memory, result.packed, label="keep")
             self._copy_result_to_host(result)
-        result.step, result.epochs = step.index, tuple(req.epoch for req in batch.reqs)
+        result.step, result.launched_at = step.index, launched_at
+        result.epochs = tuple(req.epoch for req in batch.reqs)
         for req in batch.reqs:
             req.num_in_flight += req is not self.planner.chunked  # a chunk that is not the last emits nothing
         # What must survive the restore is re-applied here, in the open.

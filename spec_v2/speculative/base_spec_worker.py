@@ -7,7 +7,7 @@ isolation puts them back, but never writes into the batch's tensors; what it lau
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -17,6 +17,8 @@ from spec_v2.scheduler.future_map import FutureMap
 from spec_v2.scheduler.schedule_batch import GenerationBatchResult, ScheduleBatch
 from spec_v2.scheduler.streams import Pending, Stream
 from spec_v2.server_args import ServerArgs
+from spec_v2.speculative.adaptive import largest_shape
+from spec_v2.speculative.catch_up import catch_up, forget, remember
 from spec_v2.speculative.draft_tree import no_draft
 from spec_v2.speculative.verify import PrefillOutput, prefill_target, verify
 from spec_v2.types import DraftTree, ForwardMode, NextDraft, TreeShape, Verdict
@@ -25,7 +27,12 @@ OnPublish = Callable[[Pending[Verdict]], Pending[Tensor]]
 
 
 class BaseSpecWorker(ABC):
-    """Abstract: a concrete worker says how it drafts and what it keeps for its next draft."""
+    """Abstract: a concrete worker says how it drafts and what it keeps for its next draft.
+
+    `follows_shape`: it drafts what `shape_for` says; otherwise always `shape`, the largest, and nothing can adapt.
+    """
+
+    follows_shape: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -43,21 +50,13 @@ class BaseSpecWorker(ABC):
         self.cache = cache
         self.future_map = future_map
         self.server_args = server_args
-        self.shape = TreeShape(
-            num_steps=server_args.num_steps,
-            topk=server_args.topk,
-            num_draft_tokens=server_args.num_draft_tokens,
-            longest_path=server_args.longest_path,
-            is_tree=server_args.is_tree,
-            rejection_sampling=server_args.speculative_use_rejection_sampling,
-            simulated_accept_length=server_args.speculative_simulated_accept_length,
-        )
+        self.shape = largest_shape(server_args)
 
     def forward_batch_generation(self, batch: ScheduleBatch, on_publish: OnPublish) -> GenerationBatchResult:
         """One step of the batch: a prefill, or one round of speculation."""
         if batch.forward_mode.is_extend():
             return self._prefill(batch, on_publish)
-        inputs = batch.spec_info
+        inputs = self.catch_up(batch, batch.spec_info) if batch.catches_up else batch.spec_info
         tree = self.draft(batch, inputs)
         verdict = self.verify(batch, inputs, tree)
         new_seq_lens = on_publish(verdict)
@@ -68,7 +67,14 @@ class BaseSpecWorker(ABC):
 
     def shape_for(self, batch: ScheduleBatch) -> TreeShape:
         """The tree of this batch's step. Settings change between steps of the whole batch only."""
-        return self.shape
+        return batch.shape or self.shape
+
+    def catch_up(self, batch: ScheduleBatch, inputs: Pending[Any]) -> Pending[Any]:
+        """Launch the draft model over what steps without drafts have left unread; the inputs with first levels for all.
+
+        A worker that lets `draft_extend` read in each step has left nothing.
+        """
+        return inputs
 
     @abstractmethod
     def draft(self, batch: ScheduleBatch, inputs: Pending[Any]) -> Pending[DraftTree]:
@@ -109,6 +115,25 @@ class BaseSpecWorker(ABC):
     def keeps_target_hidden(self) -> bool:
         """Whether the drafter wants the target's hidden states."""
         return False
+
+    # -- for workers whose draft model has KV: what steps without drafts leave unread ------------------------
+
+    def _remember(
+        self, batch: ScheduleBatch, inputs: Pending[Any], verdict: Pending[Verdict]
+    ) -> Pending[NextDraft]:
+        """In place of draft-extend, where the step does not draft."""
+        return self.stream.launch(remember, self.future_map.unread, inputs, verdict, label="draft_extend")
+
+    def _forget(self, batch: ScheduleBatch) -> None:
+        """Before a prefill: the rows' last owners may have left something."""
+        if self.server_args.speculative_adaptive:
+            self.stream.launch(forget, self.future_map.unread, batch.rows, label="unread")
+
+    def _catch_up(
+        self, inputs: Pending[Any], draft_extend: Callable[..., NextDraft], *rest: Any
+    ) -> Pending[Any]:
+        parts = (self.future_map.unread, draft_extend, self.draft_runner, self.cache, inputs)
+        return self.stream.launch(catch_up, *parts, *rest, label="catch_up")
 
     def _prefill(self, batch: ScheduleBatch, on_publish: OnPublish) -> GenerationBatchResult:
         output = self.stream.launch(

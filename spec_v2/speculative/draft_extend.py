@@ -5,7 +5,10 @@ shifted drafts, the target's own hidden states. The shape does not depend on how
 rows run, rows past `accept_lens` are garbage that no row before them can see.
 """
 
+from dataclasses import dataclass
+
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from spec_v2.kernels.row_slots import extend_inputs
@@ -18,11 +21,21 @@ from spec_v2.speculative.verify import PrefillOutput, place_prompts
 from spec_v2.types import NextDraft, PromptStaging, StepInputs, TreeShape, Verdict
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LateTokens:
+    """Tokens that were emitted steps ago, as the part of a `Verdict` that a draft model reads."""
+
+    predict: Int[Tensor, "b w"]
+    accept_lens: Int[Tensor, " b"]
+    new_seq_lens: Int[Tensor, " b"]
+    hidden_states: Float[Tensor, "b w h"]
+
+
 def draft_extend(
     draft: ModelRunner,
     cache: KvCache,
     inputs: StepInputs,
-    verdict: Verdict,
+    verdict: Verdict | LateTokens,
     shape: TreeShape,
     sampling: SamplingInputs,
     shifted: bool,
@@ -31,6 +44,8 @@ def draft_extend(
     """Run the `w` emitted tokens through the draft; the row of the last accepted one gives the next draft."""
     b = len(verdict.predict)
     start = draft_lens(inputs, shifted)
+    # late tokens lie within the step's lengths; what is behind them in a row is nobody's
+    ahead = (0 if shifted else 1) + (verdict.predict.shape[1] if isinstance(verdict, Verdict) else 0)
     read = extend_inputs(cache.row_table.slots, inputs.rows, start, verdict.predict, verdict.accept_lens)
     forward_batch = window_forward_batch(
         kv_pool=cache.draft_pool,
@@ -38,8 +53,8 @@ def draft_extend(
         rows=inputs.rows,
         prefix_lens=start,
         max_prefix_len=max_seq_len + 1,
-        ahead=0 if shifted else 1,
-        window_slots=read.slots,
+        keys_ahead=ahead,
+        window_slots=reserved_slots(read.slots, verdict.accept_lens, verdict),
         window_positions=read.positions,
     )
     out = draft.forward(
@@ -51,6 +66,16 @@ def draft_extend(
     )
     hidden = out.hidden_states[read.newest] if shifted else out.hidden_states[:b, :0]
     return first_level(draft, out.logits, hidden, shape, verdict.new_seq_lens, sampling.to(start.device))
+
+
+def reserved_slots(
+    slots: Int[Tensor, "b w"], lens: Int[Tensor, " b"], verdict: Verdict | LateTokens
+) -> Int[Tensor, "b w"]:
+    """The slots of a window, of which `lens` tokens count. Late tokens have a wider window than a step: where it ends
+    nothing is reserved for the request, and what does not count goes to the padding slot."""
+    if isinstance(verdict, Verdict):
+        return slots
+    return torch.where(torch.arange(slots.shape[1], device=slots.device) < lens[:, None], slots, 0)
 
 
 def prefill_draft(

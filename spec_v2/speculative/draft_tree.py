@@ -69,7 +69,7 @@ def grow_tree(
             rows=inputs.rows,
             prefix_lens=start,
             max_prefix_len=max_seq_len + 1,
-            ahead=0 if shifted else 1,
+            keys_ahead=window if shifted else window + 1,
             window_slots=slots[:, :window],
             window_positions=positions[:, :window],
             visible=frontier.visible,
@@ -97,9 +97,9 @@ def grow_levels(
 
     `run(step, frontier)` runs the draft on a frontier. `recurrent`: its children start from what the draft made of it.
     """
-    frontier, candidates = start_frontier(
-        first.topk_index, first.topk_p, first.hidden_states, shape.num_steps
-    )
+    # it may come from a step that did not know this one's shape: as wide as any may be, best first
+    tokens, probabilities = first.topk_index[:, : shape.topk], first.topk_p[:, : shape.topk]
+    frontier, candidates = start_frontier(tokens, probabilities, first.hidden_states, shape.num_steps)
     all_probs = [first.draft_probs]
     for step in range(shape.num_steps - 1):
         out = run(step, frontier)

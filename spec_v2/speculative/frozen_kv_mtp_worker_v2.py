@@ -21,7 +21,7 @@ from spec_v2.models.frozen_kv_mtp import FrozenKvHead
 from spec_v2.scheduler.schedule_batch import ScheduleBatch
 from spec_v2.scheduler.streams import Pending
 from spec_v2.speculative.base_spec_worker import BaseSpecWorker
-from spec_v2.speculative.draft_tree import first_level, grow_levels
+from spec_v2.speculative.draft_tree import first_level, grow_levels, root_only
 from spec_v2.speculative.verify import PrefillOutput
 from spec_v2.types import DraftTree, ForwardMode, NextDraft, StepInputs, TreeShape, Verdict
 
@@ -29,6 +29,8 @@ from spec_v2.types import DraftTree, ForwardMode, NextDraft, StepInputs, TreeSha
 @final
 class FrozenKVMTPWorkerV2(BaseSpecWorker):
     """Drafts chains and trees with `num_steps` forwards of a head that writes no KV."""
+
+    follows_shape = True
 
     def __init__(self, **parts: Any) -> None:
         super().__init__(**parts)
@@ -42,12 +44,16 @@ class FrozenKVMTPWorkerV2(BaseSpecWorker):
 
     def draft(self, batch: ScheduleBatch, inputs: Pending[Any]) -> Pending[DraftTree]:
         batch.forward_mode = ForwardMode.DRAFT
+        shape = self.shape_for(batch)
+        if not shape.drafts:
+            batch.spec_info = self.stream.launch(root_only, inputs, label="draft")
+            return batch.spec_info  # type: ignore[no-any-return]
         batch.spec_info = self.stream.launch(
             grow_frozen_tree,
             self._draft,
             self.cache,
             inputs,
-            self.shape_for(batch),
+            shape,
             batch.sampling_info.sampling,
             batch.max_seq_len,
             label="draft",

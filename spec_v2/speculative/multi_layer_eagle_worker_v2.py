@@ -35,14 +35,21 @@ from spec_v2.model_executor.model_runner import ModelRunner
 from spec_v2.scheduler.schedule_batch import ScheduleBatch
 from spec_v2.scheduler.streams import Pending
 from spec_v2.speculative.base_spec_worker import BaseSpecWorker
-from spec_v2.speculative.draft_tree import choose
+from spec_v2.speculative.draft_extend import LateTokens, reserved_slots
+from spec_v2.speculative.draft_tree import choose, root_only
 from spec_v2.speculative.verify import PrefillOutput
 from spec_v2.types import DraftTree, ForwardMode, NextDraft, PromptStaging, StepInputs, TreeShape, Verdict
 
 
 @final
 class MultiLayerEagleWorkerV2(BaseSpecWorker):
-    """Drafts a chain of `num_steps` tokens with `num_steps` forwards, each of another module, in draft-extend."""
+    """Drafts a chain of `num_steps` tokens with `num_steps` forwards, each of another module, in draft-extend.
+
+    A step that drafts less uses the first of them. All modules run nevertheless, so that their KV is there when a later
+    step drafts more; after steps that draft nothing they run once for all of them.
+    """
+
+    follows_shape = True
 
     def __init__(self, **parts: Any) -> None:
         super().__init__(**parts)
@@ -55,15 +62,25 @@ class MultiLayerEagleWorkerV2(BaseSpecWorker):
     def keeps_target_hidden(self) -> bool:
         return True
 
+    def catch_up(self, batch: ScheduleBatch, inputs: Pending[Any]) -> Pending[Any]:
+        sampling = batch.sampling_info.sampling
+        return self._catch_up(inputs, extend_modules, self.shape, sampling, batch.max_seq_len)
+
     def draft(self, batch: ScheduleBatch, inputs: Pending[Any]) -> Pending[DraftTree]:
         batch.forward_mode = ForwardMode.DRAFT
-        batch.spec_info = self.stream.launch(lay_out_chain, inputs, label="draft")
+        shape = self.shape_for(batch)
+        if shape.drafts:
+            batch.spec_info = self.stream.launch(lay_out_chain, inputs, shape.num_steps, label="draft")
+        else:
+            batch.spec_info = self.stream.launch(root_only, inputs, label="draft")
         return batch.spec_info  # type: ignore[no-any-return]
 
     def draft_extend(
         self, batch: ScheduleBatch, inputs: Pending[Any], verdict: Pending[Verdict]
     ) -> Pending[NextDraft]:
         batch.forward_mode, batch.spec_info = ForwardMode.DRAFT_EXTEND, verdict
+        if not self.shape_for(batch).drafts:
+            return self._remember(batch, inputs, verdict)
         return self.stream.launch(
             extend_modules,
             self._draft,
@@ -79,6 +96,7 @@ class MultiLayerEagleWorkerV2(BaseSpecWorker):
     def prefill_draft(
         self, batch: ScheduleBatch, output: Pending[PrefillOutput], verdict: Pending[Verdict]
     ) -> Pending[NextDraft]:
+        self._forget(batch)
         return self.stream.launch(
             prefill_modules,
             self._draft,
@@ -95,12 +113,11 @@ class MultiLayerEagleWorkerV2(BaseSpecWorker):
 # -- draft -------------------------------------------------------------------------------------------------
 
 
-def lay_out_chain(inputs: StepInputs) -> DraftTree:
-    """The drafts that the modules have left, one below the other under the bonus token."""
-    given = inputs.next_draft
-    b, num_steps = given.topk_index.shape
-    tokens = torch.cat([inputs.bonus_tokens[:, None], given.topk_index], 1)
-    scores = given.topk_p.nan_to_num(0.0).cumprod(1)
+def lay_out_chain(inputs: StepInputs, num_steps: int) -> DraftTree:
+    """The first `num_steps` drafts that the modules have left, one below the other under the bonus token."""
+    given, b = inputs.next_draft, len(inputs.rows)
+    tokens = torch.cat([inputs.bonus_tokens[:, None], given.topk_index[:, :num_steps]], 1)
+    scores = given.topk_p[:, :num_steps].nan_to_num(0.0).cumprod(1)
     return DraftTree(
         tokens=tokens,
         parents=torch.arange(-1, num_steps, device=tokens.device).repeat(b, 1),
@@ -119,7 +136,7 @@ def extend_modules(
     draft: ModelRunner,
     cache: KvCache,
     inputs: StepInputs,
-    verdict: Verdict,
+    verdict: Verdict | LateTokens,
     shape: TreeShape,
     sampling: SamplingInputs,
     max_seq_len: int,
@@ -151,9 +168,9 @@ def extend_modules(
             rows=inputs.rows,
             prefix_lens=start,
             max_prefix_len=max_seq_len,
-            window_slots=slots,
+            window_slots=reserved_slots(slots, newest + 1, verdict),
             window_positions=positions,
-            ahead=-module,
+            keys_ahead=w,
         )
         out = draft.forward(
             tokens.flatten(),

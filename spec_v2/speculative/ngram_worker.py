@@ -13,9 +13,7 @@ from spec_v2.scheduler.streams import Pending
 from spec_v2.server_args import ServerArgs
 from spec_v2.speculative.base_spec_worker import BaseSpecWorker
 from spec_v2.speculative.verify import PrefillOutput
-from spec_v2.types import DraftTree, ForwardMode, NextDraft, PromptStaging, StepInputs, TreeShape, Verdict
-
-NO_DRAFTS = TreeShape(num_steps=0, topk=1, num_draft_tokens=1, longest_path=0, is_tree=False)
+from spec_v2.types import DraftTree, ForwardMode, NextDraft, PromptStaging, StepInputs, Verdict
 
 
 @final
@@ -25,14 +23,12 @@ class NGRAMWorker(BaseSpecWorker):
     `corpus`: tokens that all requests may copy from too, documents separated by `NOTHING`; read-only.
     """
 
+    follows_shape = True
     corpus: Int[Tensor, " corpus"] | None = None
 
     def load_corpus(self, tokenizer: Any) -> None:
         """Read the corpus that the server arguments name."""
         self.corpus = read_corpus(self.server_args, tokenizer, self.future_map.history.device)
-
-    def shape_for(self, batch: ScheduleBatch) -> TreeShape:
-        return self.shape if batch.drafts_pay else NO_DRAFTS
 
     def draft(self, batch: ScheduleBatch, inputs: Pending[Any]) -> Pending[DraftTree]:
         batch.forward_mode = ForwardMode.DRAFT

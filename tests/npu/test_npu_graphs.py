@@ -194,22 +194,23 @@ def test_each_step_function_has_the_runner_of_its_name(open_fused):
 
     _, topk, nodes = SHAPES["eagle-tree"][1]
     for replay in replays_of(draft):  # two draft forwards of one layer each, then the target's over the tree
-        assert [(span.ahead, span.window) for span in replay._spans] == [(0, topk), (0, 2 * topk), (0, nodes)]
+        assert [span.ahead for span in replay._spans] == [topk, 2 * topk, nodes]
     for replay in replays_of(extend):
         assert len(replay._spans) == 1
 
 
-def test_each_module_of_a_multi_layer_draft_has_its_own_window(open_fused):
-    """It begins one token earlier than that of the module before, and ends where all end."""
+def test_windows_of_all_modules_end_together(open_fused):
+    """Each begins one token earlier than that of the module before."""
     engine = open_fused("multi-layer")
     engine.generate(prompts_for("multi-layer", 3), lengths(3))
     graphs = engine._forward_stream.graphs
     steps, _, nodes = SHAPES["multi-layer"][1]
+    emitted = steps + 1
     assert graphs.runners["extend_modules"].num_captures > 0
     for replay in replays_of(graphs.runners["extend_modules"]):
-        assert [span[:2] for span in replay._spans] == [(-i, steps + 1 + i) for i in range(steps)]
+        assert [span.ahead for span in replay._spans] == [emitted] * steps
     for replay in replays_of(graphs.other):  # draft only lays out what the modules have said
-        assert [span[:2] for span in replay._spans] == [(0, nodes)]
+        assert [span.ahead for span in replay._spans] == [nodes]
 
 
 def test_a_frozen_kv_draft_reads_up_to_the_newest_token(open_fused):
@@ -219,19 +220,20 @@ def test_a_frozen_kv_draft_reads_up_to_the_newest_token(open_fused):
     assert replays
     for replay in replays:
         *drafts, _, _ = replay._spans  # the target has two layers
-        assert {span[:2] for span in drafts} == {(-1, 1)}
+        assert {span.ahead for span in drafts} == {0}
 
 
 def test_an_unshifted_draft_is_a_token_ahead(open_fused):
     engine = open_fused("standalone-tree")
     engine.generate(prompts_for("standalone-tree", 3), lengths(3))
     graphs = engine._forward_stream.graphs
+    (steps, topk, nodes), layers = SHAPES["standalone-tree"][1], 2
     for replay in replays_of(graphs.runners["draft_extend"]):
-        assert {span.ahead for span in replay._spans} == {1}
+        assert [span.ahead for span in replay._spans] == [1 + steps + 1] * layers
+    levels = [1 + topk * level for level in range(1, steps)]
     for replay in replays_of(graphs.runners["grow_tree"]):
-        *drafts, first, last = replay._spans  # the target has two layers
-        assert {span.ahead for span in drafts} == {1}
-        assert first == last == (0, SHAPES["standalone-tree"][1][2], first.most)
+        drafts = [ahead for ahead in levels for _ in range(layers)]
+        assert [span.ahead for span in replay._spans] == drafts + [nodes] * layers
 
 
 def test_slot_ids_are_32_bits_wide(open_fused, monkeypatch):

@@ -10,13 +10,9 @@ from typing import NamedTuple
 
 
 class KvSpan(NamedTuple):
-    """Keys of one attention call: a prefix of `seq_lens + ahead` tokens (0 at least), and `window` tokens behind it.
-
-    `most`: keys that a row has room for.
-    """
+    """Keys of one attention call: `seq_lens + ahead`, at least 1, at most what a row has room for."""
 
     ahead: int
-    window: int
     most: int
 
 
@@ -30,7 +26,7 @@ class HostLens:
 
     def of(self, span: KvSpan) -> list[int]:
         """Keys to be read for each row, in tokens."""
-        return [min(max(n + span.ahead, 0) + span.window, span.most) for n in self.seq_lens]
+        return [min(max(n + span.ahead, 1), span.most) for n in self.seq_lens]
 
     def take(self, span: KvSpan) -> list[int]:
         """The same for an attention call, which is noted where somebody wants to know."""

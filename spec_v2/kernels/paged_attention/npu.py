@@ -26,16 +26,16 @@ LARGEST_BUFFER = 2**31  # numbers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NpuView:
-    """A `PagedView` and what the operator wants beside it. Prefixes are `ahead` tokens longer than the step's lengths."""
+    """A `PagedView` and what the operator wants beside it. `keys_ahead`: keys that count, beyond the step's lengths."""
 
     view: PagedView
     lens: HostLens
-    ahead: int
+    keys_ahead: int
     made: dict[Any, Tensor] = field(default_factory=dict)  # by the first layer that asks, for those behind it
 
     @property
     def span(self) -> KvSpan:
-        return KvSpan(self.ahead, self.view.window_len, self.num_blocks * self.lens.page_size)
+        return KvSpan(self.keys_ahead, self.num_blocks * self.lens.page_size)
 
     @property
     def num_blocks(self) -> int:
