@@ -301,6 +301,8 @@ class Oracle:
 
     def __init__(self, model: Any, attention: str = "sdpa", min_margin: float = MIN_MARGIN) -> None:
         self.model = copy.deepcopy(model)
+        if model.device.type == "npu":  # slow where it is simulated; in float64 it makes no difference
+            self.model = self.model.cpu()
         self.model.set_attn_implementation(attention)
         self.min_margin = min_margin
         self._known: dict[Any, list[int]] = {}
