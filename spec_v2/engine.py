@@ -15,6 +15,7 @@ from spec_v2.model_executor.graph_runner import capture_sizes
 from spec_v2.model_executor.model_runner import ModelRunner
 from spec_v2.models.draft_models import check_draft_model, load_draft_model
 from spec_v2.models.eagle3 import default_aux_layers
+from spec_v2.models.hybrid import MIXERS, lend_mixers, return_mixers
 from spec_v2.observability.progress import progress_bar
 from spec_v2.observability.trace import Trace
 from spec_v2.sampling_params import SamplingParams
@@ -127,6 +128,7 @@ class Engine:
         """A model that was given to us goes back as it came."""
         for runner in self._runners:
             runner.detach()
+            return_mixers(runner.model)
 
     def __enter__(self) -> "Engine":
         return self
@@ -209,7 +211,12 @@ class Engine:
         return default_aux_layers(int(self.model.config.num_hidden_layers))
 
     def _runner(self, model: Any, field: str, aux_layers: tuple[int, ...] = ()) -> ModelRunner:
-        runner = ModelRunner(model, self.context_length, field, aux_layers)
+        lend_mixers(model)
+        try:
+            runner = ModelRunner(model, self.context_length, field, aux_layers, known_mixers=MIXERS)
+        except BaseException:
+            return_mixers(model)
+            raise
         self._runners.append(runner)
         return runner
 
@@ -249,6 +256,8 @@ class Engine:
             mem_fraction=args.mem_fraction_static,
             pair_keys=algorithm.draft_is_shifted(),
             prefix_cache=not args.disable_radix_cache,
+            target_states=target.state_geometry,
+            draft_states=draft.state_geometry if draft is not None and algorithm.has_draft_kv() else {},
         )
         cache.target_pool.debug = cache.draft_pool.debug = debug
         carries_hidden = draft is not None and algorithm.carries_draft_hidden_states()

@@ -15,6 +15,7 @@ from torch import Tensor
 from spec_v2.kernels.paged_attention import paged_attention
 from spec_v2.mem_cache.kv_pool import LayerGeometry
 from spec_v2.model_executor.forward_batch import AttentionGroup, ForwardBatch
+from spec_v2.model_executor.recurrence import StateProbe
 
 NAME = "spec_v2"
 
@@ -49,21 +50,31 @@ class NotOnSlots(RuntimeError):
 
 
 class GeometryProbe:
-    """Stands in for a forward batch once, at load: records what each layer's attention wants."""
+    """Stands in for a forward batch once, at load: records what each layer's attention wants, or its recurrence."""
 
     def __init__(self) -> None:
+        self.states = StateProbe()
         self.layers: dict[int, LayerGeometry] = {}
         self.options: dict[int, dict[str, Any]] = {}  # what each layer passes on to `attend_written`
         self.unknown: set[str] = set()
+        self.modules: list[torch.nn.Module] = []  # that attend
 
     @property
     def geometry(self) -> tuple[LayerGeometry, ...]:
-        """Of all layers, in order."""
-        return tuple(self.layers[i] for i in sorted(self.layers))
+        """Of all layers, in order. A recurrent layer keeps nothing per token."""
+        everything = dict.fromkeys(self.states.layers, LayerGeometry(0, 0, 0)) | self.layers
+        return tuple(everything[i] for i in sorted(everything))
 
     def record(
-        self, layer: int, key: Tensor, value: Tensor, options: dict[str, Any], kwargs: dict[str, Any]
+        self,
+        module: torch.nn.Module,
+        layer: int,
+        key: Tensor,
+        value: Tensor,
+        options: dict[str, Any],
+        kwargs: dict[str, Any],
     ) -> None:
+        self.modules.append(module)
         self.layers[layer] = LayerGeometry(key.shape[1], key.shape[3], value.shape[3])
         self.options[layer] = options
         self.unknown |= {k for k, v in kwargs.items() if v is not None and k not in HONOURED | HARMLESS}
@@ -96,7 +107,7 @@ def slot_attention(
         "s_aux": s_aux,
     }
     if isinstance(forward_batch, GeometryProbe):
-        forward_batch.record(layer, key, value, options, kwargs)
+        forward_batch.record(module, layer, key, value, options, kwargs)
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
     if not isinstance(forward_batch, ForwardBatch):
         raise NotOnSlots("this model runs on spec_v2's slots: call it through ModelRunner.forward")

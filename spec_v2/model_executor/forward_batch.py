@@ -16,6 +16,7 @@ from torch import Tensor
 
 from spec_v2.kernels.paged_attention import KERNEL_DTYPES, PagedView, TreeWindow
 from spec_v2.mem_cache.kv_pool import KvPool, RowTable
+from spec_v2.model_executor.recurrence import StateView
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +58,14 @@ class AttentionGroup:
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
-    """One forward: where its KV goes (`out_slots`) and what its queries see (`paged`, or else `groups`)."""
+    """One forward: where its KV goes (`out_slots`), what its queries see (`paged`, or else `groups`), and the `states` of
+    recurrent layers (None for models that have none)."""
 
     kv_pool: KvPool
     out_slots: Int[Tensor, " t"]
     groups: tuple[AttentionGroup, ...] = ()
     paged: PagedView | None = None
+    states: StateView | None = None
 
 
 def reads_in_place(kv_pool: KvPool) -> bool:
@@ -82,6 +85,7 @@ def window_forward_batch(
     window_slots: Int[Tensor, "b win"],
     window_positions: Int[Tensor, "b win"],
     visible: Bool[Tensor, "b q win"] | None = None,
+    states: StateView | None = None,
 ) -> ForwardBatch:
     """Each request runs the last `q` tokens of its window; all of the window's KV is readable.
 
@@ -105,7 +109,7 @@ def window_forward_batch(
             max_queries=num_queries,
             window=window,
         )
-        return ForwardBatch(kv_pool, window_slots[:, -num_queries:].flatten(), paged=view)
+        return ForwardBatch(kv_pool, window_slots[:, -num_queries:].flatten(), paged=view, states=states)
 
     if visible is None:
         win = window_slots.shape[1]
@@ -122,7 +126,7 @@ def window_forward_batch(
         query_positions=query_positions,
         mask=torch.cat([in_prefix[:, None, :].expand(-1, num_queries, -1), visible], 2),
     )
-    return ForwardBatch(kv_pool, window_slots[:, -num_queries:].flatten(), (group,))
+    return ForwardBatch(kv_pool, window_slots[:, -num_queries:].flatten(), (group,), states=states)
 
 
 def extend_forward_batch(
@@ -132,10 +136,11 @@ def extend_forward_batch(
     rows: Int[Tensor, " b"],
     prefix_lens: tuple[int, ...],
     extend_lens: tuple[int, ...],
+    states: StateView | None = None,
 ) -> ForwardBatch:
     """Prefill: `extend_lens[i]` tokens of request `i` behind its prefix, one request after the other, causal."""
     if reads_in_place(kv_pool):
-        return _paged_extend(kv_pool, row_table, rows, prefix_lens, extend_lens)
+        return _paged_extend(kv_pool, row_table, rows, prefix_lens, extend_lens, states)
     groups, out_slots, start = [], [], 0
     for i, (prefix, length) in enumerate(zip(prefix_lens, extend_lens, strict=True)):
         slots = row_table.prefix(rows[i : i + 1], prefix + length)
@@ -152,7 +157,7 @@ def extend_forward_batch(
         )
         out_slots.append(slots[0, prefix:])
         start += length
-    return ForwardBatch(kv_pool, torch.cat(out_slots), tuple(groups))
+    return ForwardBatch(kv_pool, torch.cat(out_slots), tuple(groups), states=states)
 
 
 def _paged_extend(
@@ -161,6 +166,7 @@ def _paged_extend(
     rows: Int[Tensor, " b"],
     prefix_lens: tuple[int, ...],
     extend_lens: tuple[int, ...],
+    states: StateView | None,
 ) -> ForwardBatch:
     """The same prefill as one view: what the host knows of lengths goes up once, keys stay where they are."""
     spans = list(zip(prefix_lens, extend_lens, strict=True))
@@ -177,4 +183,5 @@ def _paged_extend(
         max_queries=max(extend_lens),
         query_starts=query_starts,
     )
-    return ForwardBatch(kv_pool, row_table.at(rows[request], positions[:, None])[:, 0], paged=view)
+    slots = row_table.at(rows[request], positions[:, None])[:, 0]
+    return ForwardBatch(kv_pool, slots, paged=view, states=states)
