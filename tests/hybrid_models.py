@@ -4,7 +4,11 @@ transformers computes their norms and recurrences in fp32 whatever the model's d
 so that what is left of fp32 is in transformers' own recurrence, which only the oracle runs: a token must win by 1e-4.
 """
 
+import copy
+import random
+from collections.abc import Sequence
 from functools import cache, partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -39,7 +43,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "mamba_d_state": 8,
         "mamba_d_conv": 4,
         "mamba_chunk_size": 16,
-        "num_logits_to_keep": None,
         "z_loss_coefficient": 0.0,
     },
     "granitemoehybrid": {
@@ -69,10 +72,15 @@ def build(family: str, seed: int, **changes: Any) -> Any:
     options = {"attn_implementation": "eager", "experts_implementation": "eager"}
     model = tiny.seeded(lambda: AutoModelForCausalLM.from_config(config, **options), seed)
     model.generation_config.eos_token_id = None
+    return in_float64(model)
+
+
+def in_float64(model: Any) -> Any:
+    """All of it, norms included."""
     model = model.to(torch.float64).eval().requires_grad_(False)
     for module in model.modules():
         if type(module).__name__.endswith(("RMSNorm", "RMSNormGated")):
-            module.forward = partial(wide_norm, module)
+            module.forward = MethodType(wide_norm, module)
     return model
 
 
@@ -91,7 +99,71 @@ def wide_norm(norm: Any, x: torch.Tensor, gate: torch.Tensor | None = None) -> t
 
 
 @cache
-def hybrid(family: str, device: torch.device, **changes: Any) -> Any:
+def hybrid(family: str, device: torch.device) -> Any:
     """The model of the first seed that is lively and never near a tie."""
-    make = partial(build, family, **changes)
-    return tiny.lively(make, min_margin=MARGIN).to(device)
+    model = tiny.lively(partial(build, family), min_margin=MARGIN).to(device)
+    model.min_margin = MARGIN  # for its oracle
+    return model
+
+
+@cache
+def drafter(kind: str, family: str, device: torch.device) -> Any:
+    """ "self" and "noisy": recurrent like the target, a model of its own. "head": an EAGLE head that repeats the target's
+    layers without ever seeing the first token; its LM head is noisy too."""
+    target = hybrid(family, device)
+    if kind == "self":
+        return target
+    return (
+        repeating_head(target, sigma=0.25 if family == "lfm2" else 0.15)
+        if kind == "head"
+        else tiny.noisy_copy(target, sigma=0.15)
+    )
+
+
+def repeating_head(target: Any, sigma: float) -> Any:
+    """At position `p` it reads token `p + 1`, as every EAGLE head, and ignores hidden states."""
+    from spec_v2.models.eagle import EagleHead
+
+    config, size = copy.deepcopy(target.config), target.config.hidden_size
+    make = partial(EagleHead, config, target, norm_input=True, norm_output=True, own_lm_head=True)
+    head = in_float64(tiny.seeded(make, 3))
+    head.decoder.load_state_dict(target.get_decoder().state_dict())
+    head.fc.weight.data.zero_()
+    head.fc.weight.data[:, :size] = torch.eye(size)
+    head.fc.bias.data.zero_()
+    head.lm_head = tiny.with_noise(target.lm_head, sigma, 7)
+    return head.to(target.device).eval().requires_grad_(False)
+
+
+def prompts(model: Any, lengths: Sequence[int], count: int) -> list[tuple[int, ...]]:
+    """Random prompts whose next `count` tokens are all certain."""
+    found: list[tuple[int, ...]] = []
+    seed = 0
+    while len(found) < len(lengths):
+        prompt = tiny.random_prompt(seed, lengths[len(found)])
+        seed += 1
+        try:
+            tiny.oracle_of(model).tokens(prompt, count)
+        except tiny.NearTie:
+            continue
+        found.append(prompt)
+    return found
+
+
+def half_true_corpus(model: Any, texts: Sequence[tuple[int, ...]], count: int) -> torch.Tensor:
+    """For NGRAM: twice what follows each prompt, each time with other tokens wrong, some in a row, so that trees branch."""
+    from spec_v2.kernels.ngram_tree import NOTHING
+
+    ids: list[int] = []
+    for seed in (0, 1):
+        rng = random.Random(seed)
+        for prompt in texts:
+            right = tiny.oracle_of(model).tokens(prompt, count)
+            said = [(t + 1) % tiny.VOCAB if rng.random() < 0.2 else t for t in right]
+            ids += [*prompt, *said, NOTHING]
+    return torch.tensor(ids, device=model.device)
+
+
+def one_convolution(seed: int) -> Any:
+    """A model without attention: its next token is a function of the last three."""
+    return build("lfm2", seed, num_hidden_layers=1, layer_types=["conv"])
