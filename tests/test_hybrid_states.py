@@ -15,6 +15,7 @@ from spec_v2.speculative import draft_extend, verify
 from tests import hybrid_models as hybrids
 from tests import tiny_models as tiny
 from tests.harness import CHAIN, TREE_4, Recorder, check_identity, make_engine, sampled
+from tests.simulated_graphs import attach
 from tests.surface import assert_at_rest, count_retractions
 from tests.test_balance import Injected, raise_at
 
@@ -262,6 +263,28 @@ def test_a_batch_gives_each_request_what_it_gets_alone(open_engine, family, setu
         ]
         runs.append(([d.output_ids for d in done], [d.spec for d in done], drafts))
     assert runs[0] == runs[1] == runs[2]
+
+
+@pytest.mark.parametrize("setup", ["ngram-tree", "standalone-chain", "standalone-tree", "eagle-tree"])
+@pytest.mark.parametrize("family", KINDS)
+def test_recorded_steps_give_the_same_and_row_0_stays_empty(
+    open_engine, monkeypatch, family, setup, schedule, device
+):
+    """Padded batches: row 0 fills them up, goes through every kernel, and is never written."""
+    prompts = hybrids.prompts(hybrids.hybrid(family, device), LENGTHS, N)
+    engine = open_setup(
+        open_engine, family, setup, schedule, device, prompts=prompts, debug=False, max_running_requests=6
+    )
+    graphs = attach(engine, (1, 2, 6), monkeypatch) if device.type == "cpu" else engine._forward_stream.graphs
+    poison(engine)
+    for _ in range(2):
+        done = engine.generate(
+            prompts, [SamplingParams(max_new_tokens=N - 3 * i) for i in range(len(prompts))]
+        )
+        for i, (prompt, d) in enumerate(zip(prompts, done, strict=True)):
+            assert d.output_ids == tuple(tiny.oracle_of(engine.model).tokens(prompt, N - 3 * i))
+        assert_at_rest(engine)
+    assert graphs.num_captures >= 2
 
 
 # -- retraction ----------------------------------------------------------------------------------------------

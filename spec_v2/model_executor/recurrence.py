@@ -162,7 +162,7 @@ def chain_states(pool: StatePool, rows: Int[Tensor, " b"], length: int) -> State
     return StateView(
         pool=pool,
         rows=rows,
-        token_rows=rows.repeat_interleave(length),
+        token_rows=rows[:, None].expand(-1, length).flatten(),
         taps=_taps_behind(offsets, pool.num_taps),
         path_rows=rows,
         paths=paths,
@@ -189,7 +189,7 @@ def tree_states(
     path = torch.where(visible, node, -1).sort(-1).values[..., -longest_path:]  # -1 first, then root to node
     first = torch.arange(b, device=rows.device)[:, None, None] * window
     paths = torch.where(path >= 0, path + first, -1).flatten(0, 1)
-    rows_of_nodes = rows.repeat_interleave(q)
+    rows_of_nodes = rows[:, None].expand(-1, q).flatten()
     return StateView(
         pool=pool,
         rows=rows,
