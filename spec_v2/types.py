@@ -69,16 +69,18 @@ class CountReset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatePlan:
-    """Which rows of the state pools a prefill reads and writes; in host memory.
+    """Which rows of the state pools a prefill reads and writes.
 
     Request `i` goes on from the state in `start_rows[i]`: 0 for a new text, a snapshot's after a prefix hit, its own for a
-    further chunk. The state after `save_lens[i, j]` of its tokens goes to row `save_rows[i, j]` (0: nowhere); column 0
-    is the request's own row after the whole chunk, the others are snapshots for the prefix cache.
+    further chunk. The state after `save_lens[i][j]` of its tokens goes to row `save_rows[i][j]` (0: nowhere). The first
+    save is the request's own row after the whole chunk, the others are snapshots for the prefix cache; all requests
+    have as many. `is_last[i]`: its prompt ends with this chunk.
     """
 
-    start_rows: Int[Tensor, " b"]
-    save_rows: Int[Tensor, "b s"]
-    save_lens: Int[Tensor, "b s"]
+    start_rows: tuple[int, ...]
+    save_rows: tuple[tuple[int, ...], ...]
+    save_lens: tuple[tuple[int, ...], ...]
+    is_last: tuple[bool, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,12 @@
 """Models with recurrent layers say what transformers makes them say, whatever drafts for them and in whatever trees."""
 
+import copy
+
 import pytest
 import torch
 
-from spec_v2 import SamplingParams
+from spec_v2 import Engine, SamplingParams
+from spec_v2.facts import facts_of
 from spec_v2.models.hybrid import MIXERS
 from tests import hybrid_models as hybrids
 from tests import tiny_models as tiny
@@ -76,6 +79,37 @@ def test_a_model_is_transformers_own_again_after_the_engine_and_meanwhile(open_h
     assert torch.equal(model(input_ids=ids, use_cache=False).logits, before)
 
 
+@pytest.mark.parametrize("family", KINDS)
+def test_a_folder_is_loaded_and_said_what_it_is_made_of(family, schedule, device, tmp_path):
+    """In float32, through the loader, with projections packed; and in bfloat16, where nothing is certain but the length."""
+    model = copy.deepcopy(hybrids.hybrid(family, device)).float()
+    for module in model.modules():
+        vars(module).pop("forward", None)  # transformers' own norms
+    model.save_pretrained(tmp_path)
+    oracle = tiny.Oracle(model, attention="eager", min_margin=0)
+    options = {"context_length": 60, "disable_overlap_schedule": schedule == "sync", "device": device.type}
+    with Engine(str(tmp_path), dtype="float32", speculative_algorithm="NGRAM", **options) as engine:
+        facts = facts_of(engine)
+        assert facts["model"]["recurrent_layers"] == 1
+        assert facts["model"]["kv_heads"] == model.config.num_key_value_heads
+        rows = facts["state_pool"]["requests"] + facts["state_pool"]["snapshots"] + 1
+        buffers = engine.scheduler.cache.target_states.buffers()
+        assert facts["state_pool"]["bytes"] == sum(buffer.nbytes for buffer in buffers)
+        assert facts["state_pool"]["bytes"] == rows * facts["model"]["state_bytes_per_request"]
+        (done,) = engine.generate([(1, 2, 3, 4, 5)], greedy(12))
+        assert type(engine.model).__name__ == type(model).__name__
+    wanted = oracle.tokens((1, 2, 3, 4, 5), 12)
+    first = next((i for i, (a, b) in enumerate(zip(done.output_ids, wanted, strict=True)) if a != b), None)
+    if first is not None:  # only where two tokens are as good as equal
+        best = oracle.logits([1, 2, 3, 4, 5, *wanted[:first]]).topk(2).values
+        assert float(best[0] - best[1]) < 1e-3
+    with Engine(str(tmp_path), dtype="bfloat16", **options) as engine:
+        (done,) = engine.generate([(1, 2, 3, 4, 5)], greedy(12))
+        assert len(done.output_ids) == 12
+        states = engine.scheduler.cache.target_states.states.values()
+        assert {buffer.dtype for buffer in states} <= {torch.float32}
+
+
 # -- identity ------------------------------------------------------------------------------------------------
 
 
@@ -96,7 +130,7 @@ def run_cell(open_hybrid, family, algorithm, topk, *, is_sampled, page_size):
 @pytest.mark.parametrize("topk", [1, 4])
 @pytest.mark.parametrize("algorithm", ["EAGLE", "NGRAM", "STANDALONE"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_identity(open_hybrid, family, algorithm, topk):
+def test_st10_st11_identity(open_hybrid, family, algorithm, topk):
     coverage = Coverage()
     for is_sampled, page_size in ((False, 1), (True, 16)):
         records = run_cell(open_hybrid, family, algorithm, topk, is_sampled=is_sampled, page_size=page_size)

@@ -6,6 +6,7 @@ What is written is looked at right behind the launch that wrote it, so that the 
 import inspect
 import math
 import random
+from itertools import pairwise
 
 import pytest
 import torch
@@ -103,7 +104,7 @@ def watch_commits(monkeypatch, module):
 
 @pytest.mark.parametrize("setup", ["ngram-tree", "standalone-chain", "standalone-tree", "eagle-tree"])
 @pytest.mark.parametrize("family", KINDS)
-def test_committed_states_equal_recomputation_for_every_count(
+def test_st01_st04_committed_states_equal_recomputation_for_every_count(
     open_engine, monkeypatch, family, setup, schedule, device
 ):
     target = hybrids.hybrid(family, device)
@@ -126,6 +127,24 @@ def test_committed_states_equal_recomputation_for_every_count(
     recomputed.close()
 
     assert counts >= {1, 2, 3, 4} if setup != "ngram-tree" else len(counts) >= 4, f"only {counts} occurred"
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_st02_st06_steps_with_and_without_drafts_take_turns(open_engine, family, schedule, device):
+    """Trees of nine nodes and of one, in any order: after many accepted drafts comes a step that has none."""
+    prompts = hybrids.prompts(hybrids.hybrid(family, device), LENGTHS, N)
+    engine = open_setup(
+        open_engine, family, "ngram-tree", schedule, device, prompts=prompts, speculative_adaptive=True
+    )
+    poison(engine)
+    rng, recorder = random.Random(6), Recorder(engine)
+    engine.scheduler.planner._drafts_pay = lambda reqs: rng.random() < 0.6
+    check = [SamplingParams(max_new_tokens=N)] * len(prompts)
+    check_identity(engine, prompts, check)
+    steps = [r for i in range(len(prompts)) for r in recorder.of_request(i)]
+    pairs = [(a, b) for a, b in pairwise(steps) if a.request == b.request]
+    assert any(a.accept_len > 2 and len(b.tokens) == 1 for a, b in pairs)
+    assert any(len(a.tokens) == 1 and b.accept_len > 2 for a, b in pairs)
 
 
 @pytest.mark.parametrize("setup", ["standalone-chain", "standalone-tree"])
@@ -246,7 +265,7 @@ def test_aborted_requests_give_rows_and_snapshots_back(open_engine, setup, sched
     assert aborted > 5
 
 
-@pytest.mark.parametrize("setup", ["ngram-tree", "standalone-chain", "standalone-tree", "eagle-tree"])
+@pytest.mark.parametrize("setup", ["ngram-tree", "standalone-tree"])
 @pytest.mark.parametrize("family", KINDS)
 def test_a_batch_gives_each_request_what_it_gets_alone(open_engine, family, setup, schedule, device):
     prompts = hybrids.prompts(hybrids.hybrid(family, device), LENGTHS, N)
@@ -265,8 +284,8 @@ def test_a_batch_gives_each_request_what_it_gets_alone(open_engine, family, setu
     assert runs[0] == runs[1] == runs[2]
 
 
-@pytest.mark.parametrize("setup", ["ngram-tree", "standalone-chain", "standalone-tree", "eagle-tree"])
-@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize("setup", ["ngram-tree", "standalone-chain", "eagle-tree"])
+@pytest.mark.parametrize("family", ["bamba", "lfm2"])
 def test_recorded_steps_give_the_same_and_row_0_stays_empty(
     open_engine, monkeypatch, family, setup, schedule, device
 ):
@@ -294,8 +313,8 @@ SMALL = {"plain": 50, "ngram-tree": 76, "standalone-chain": 64, "standalone-tree
 
 @pytest.mark.parametrize("radix", [True, False])
 @pytest.mark.parametrize("setup", SETUPS)
-@pytest.mark.parametrize("family", ["qwen3_5_text", "lfm2"])
-def test_retracted_requests_say_the_same(open_engine, family, setup, radix, schedule, device):
+def test_retracted_requests_say_the_same(open_engine, setup, radix, schedule, device):
+    family = "qwen3_5_text" if radix else "lfm2"
     prompts = hybrids.prompts(hybrids.hybrid(family, device), (9, 5, 16, 4), N)
     engine = open_setup(
         open_engine, family, setup, schedule, device, prompts=prompts,
@@ -319,7 +338,7 @@ def open_cached(open_engine, family, setup, schedule, device, **changes):
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
-@pytest.mark.parametrize("setup", ["plain", "standalone-tree", "eagle-tree"])
+@pytest.mark.parametrize("setup", ["standalone-tree", "eagle-tree"])
 @pytest.mark.parametrize("family", KINDS)
 def test_a_second_time_almost_nothing_is_computed(open_engine, family, setup, page_size, schedule, device):
     prompt = hybrids.prompts(hybrids.hybrid(family, device), [15], N)[0]
@@ -351,8 +370,8 @@ def test_where_texts_part_the_third_goes_on_from_there(open_engine, setup, sched
 
 
 @pytest.mark.parametrize("chunk", [None, 3])
-@pytest.mark.parametrize("page_size", [1, 2, 16])
-@pytest.mark.parametrize("setup", ["plain", "ngram-tree", "standalone-tree", "eagle-tree"])
+@pytest.mark.parametrize("page_size", [1, 2])
+@pytest.mark.parametrize("setup", ["standalone-tree", "eagle-tree"])
 def test_shared_prefixes_change_nothing(open_engine, setup, page_size, chunk, schedule, device):
     target = hybrids.hybrid("qwen3_5_text", device)
     base = tiny.random_prompt(8, 17)
@@ -366,7 +385,7 @@ def test_shared_prefixes_change_nothing(open_engine, setup, page_size, chunk, sc
         assert [d.output_ids for d in done] == [tuple(tiny.oracle_of(target).tokens(p, 6)) for p in prompts]
         runs.append([(d.output_ids, d.spec) for d in done])
     assert_at_rest(engine)
-    assert sum(d.cached_tokens for d in done) > 0 or page_size == 16, "nothing was shared"
+    assert sum(d.cached_tokens for d in done) > 0, "nothing was shared"
     assert runs[0] == runs[1]
 
 

@@ -6,8 +6,8 @@ parent's state, and siblings know nothing of each other.
 
 A prefill saves the states that its paths end with. Drafts may be rejected, so a verification saves none: it keeps what each
 token brought (`LayerInputs`), and `commit_states` walks the accepted path once more when it is known. That costs a
-second walk over a few tokens. To keep a state for every node instead would cost the room of a state for every node, which
-is some hundred times as much.
+second walk over a few tokens. A state for every node would take sixty times the room with Qwen3-Next's sizes
+(docs/decisions/0007).
 """
 
 from dataclasses import dataclass, field
@@ -130,16 +130,19 @@ def prefill_states(pool: StatePool, plan: StatePlan | None, extend_lens: tuple[i
     if not pool or plan is None:
         return None
     device = next(iter(pool.windows.values())).device
-    lens = torch.tensor(extend_lens)
+    lens, start_rows, save_rows, save_lens = map(
+        torch.tensor, (extend_lens, plan.start_rows, plan.save_rows, plan.save_lens)
+    )
     starts = lens.cumsum(0) - lens
     request = torch.repeat_interleave(torch.arange(len(lens)), lens, output_size=sum(extend_lens))
     offsets = torch.arange(sum(extend_lens)) - starts[request]
     columns = torch.arange(max(extend_lens))
     paths = torch.where(columns < lens[:, None], starts[:, None] + columns, -1)
-    save_tokens = starts[:, None] + plan.save_lens - 1
-    host = (plan.start_rows, plan.start_rows[request], offsets, paths, save_tokens.clamp(min=0))
-    rows, token_rows, offsets, paths, save_tokens = (x.to(device, non_blocking=True) for x in host)
-    saves = Saves(*(x.to(device, non_blocking=True) for x in (plan.save_rows, plan.save_lens)))
+    save_tokens = (starts[:, None] + save_lens - 1).clamp(min=0)
+    host = (start_rows, start_rows[request], offsets, paths, save_tokens, save_rows, save_lens)
+    rows, token_rows, offsets, paths, save_tokens, save_rows, save_lens = (
+        x.to(device, non_blocking=True) for x in host
+    )
     return StateView(
         pool=pool,
         rows=rows,
@@ -148,7 +151,7 @@ def prefill_states(pool: StatePool, plan: StatePlan | None, extend_lens: tuple[i
         path_rows=rows,
         paths=paths,
         emit="all",
-        saves=saves,
+        saves=Saves(save_rows, save_lens, {length for lens in plan.save_lens for length in lens}),
         save_tokens=save_tokens,
     )
 

@@ -192,9 +192,7 @@ class BatchPlanner:
                 next_ids=host(next_ids),
                 known_ids=host(known if self.keeps_known_ids else []),
                 count_reset=self._count_reset(reqs),
-                states=plan_states(reqs, spans, self.cache.prefix, self.pin)
-                if self.cache.has_states
-                else None,
+                states=plan_states(reqs, spans, self.cache.prefix) if self.cache.has_states else None,
             ),
             spec_info=rows,
         )

@@ -2,17 +2,12 @@
 
 from collections.abc import Sequence
 
-import torch
-
 from spec_v2.mem_cache.prefix_cache import PrefixCache
-from spec_v2.scheduler.sampling_batch_info import host_tensor
 from spec_v2.scheduler.schedule_batch import Request
 from spec_v2.types import StatePlan
 
 
-def plan_states(
-    reqs: Sequence[Request], spans: Sequence[tuple[int, int]], prefix: PrefixCache, pin: bool
-) -> StatePlan:
+def plan_states(reqs: Sequence[Request], spans: Sequence[tuple[int, int]], prefix: PrefixCache) -> StatePlan:
     """`spans[i]`: the tokens `start .. end - 1` that request `i` runs. Requests then own the snapshots planned for them."""
     start_rows, saves = [], []
     for req, (start, end) in zip(reqs, spans, strict=True):
@@ -20,12 +15,12 @@ def plan_states(
         req.state_row = req.row  # which its next chunk goes on from
         saves.append([(req.row, end - start), *_new_snapshots(req, start, end, prefix)])
     width = max(len(s) for s in saves)
-    flat = [save for s in saves for save in (*s, *[(0, 0)] * (width - len(s)))]
-    rows, lens = (host_tensor([save[i] for save in flat], torch.long, pin) for i in (0, 1))
+    filled = [[*s, *[(0, 0)] * (width - len(s))] for s in saves]
     return StatePlan(
-        start_rows=host_tensor(start_rows, torch.long, pin),
-        save_rows=rows.view(-1, width),
-        save_lens=lens.view(-1, width),
+        start_rows=tuple(start_rows),
+        save_rows=tuple(tuple(row for row, _ in s) for s in filled),
+        save_lens=tuple(tuple(length for _, length in s) for s in filled),
+        is_last=tuple(end == len(req.fill_ids) for req, (_, end) in zip(reqs, spans, strict=True)),
     )
 
 

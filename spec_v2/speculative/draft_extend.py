@@ -76,9 +76,7 @@ def prefill_draft(
     the one just sampled.
     """
     device = cache.row_table.slots.device
-    states = (
-        prompt.states if shifted or prompt.states is None else _with_sampled(prompt.states, prompt.next_ids)
-    )
+    states = prompt.states if shifted or prompt.states is None else _with_sampled(prompt.states)
     rows, input_ids, positions, last = place_prompts(prompt, device)
     next_ids = prompt.next_ids.to(device, non_blocking=True)
     after = torch.where(next_ids < 0, target_output.verdict.predict[:, 0], next_ids)
@@ -111,12 +109,11 @@ def prefill_draft(
     )
 
 
-def _with_sampled(plan: StatePlan, next_ids: Tensor) -> StatePlan:
+def _with_sampled(plan: StatePlan) -> StatePlan:
     """The request's own state of an unshifted draft: with the token just sampled, but not with the first token of the
     next chunk, which that chunk runs again."""
-    is_last = (next_ids < 0).long()
-    own = torch.arange(plan.save_lens.shape[1]) == 0
-    return replace(plan, save_lens=plan.save_lens + is_last[:, None] * own)
+    pairs = zip(plan.save_lens, plan.is_last, strict=True)
+    return replace(plan, save_lens=tuple((own + is_last, *others) for (own, *others), is_last in pairs))
 
 
 def _append_to_each(flat: Tensor, lens: tuple[int, ...], values: Tensor) -> Tensor:
