@@ -167,3 +167,9 @@ def half_true_corpus(model: Any, texts: Sequence[tuple[int, ...]], count: int) -
 def one_convolution(seed: int) -> Any:
     """A model without attention: its next token is a function of the last three."""
     return build("lfm2", seed, num_hidden_layers=1, layer_types=["conv"])
+
+
+def six_layers(seed: int) -> Any:
+    """Deep enough for an EAGLE-3 head."""
+    layers = DELTA["layer_types"] * 3
+    return build("qwen3_5_text", seed, num_hidden_layers=len(layers), layer_types=layers)

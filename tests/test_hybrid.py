@@ -4,9 +4,12 @@ import copy
 
 import pytest
 import torch
+from transformers import LlamaConfig
 
 from spec_v2 import Engine, SamplingParams
 from spec_v2.facts import facts_of
+from spec_v2.models.eagle import EagleHead
+from spec_v2.models.eagle3 import Eagle3Head
 from spec_v2.models.hybrid import MIXERS
 from tests import hybrid_models as hybrids
 from tests import tiny_models as tiny
@@ -181,3 +184,22 @@ def test_a_repeated_convolution_is_accepted_whole_once_the_first_token_is_out_of
     records = check_identity(engine, [tiny.random_prompt(i, 5) for i in range(4)], [greedy()] * 4)
     assert {r.accept_len for r in records} == {CHAIN[0] + 1}
     assert not any(engine.scheduler.cache.target_pool.keys[0].shape[1:]), "nothing is kept per token"
+
+
+def test_an_eagle3_head_reads_hidden_states_of_recurrent_layers(open_engine, schedule, device):
+    target = tiny.lively(hybrids.six_layers, min_margin=hybrids.MARGIN).to(device)
+    target.min_margin = hybrids.MARGIN
+    config = LlamaConfig(**tiny.config_kwargs(num_hidden_layers=1, draft_vocab_size=tiny.VOCAB))
+    head = tiny.in_float64(tiny.seeded(lambda: Eagle3Head(config, target), 0)).to(device)
+    engine = open_engine(target, "EAGLE3", head, TREE_2, schedule=schedule)
+    prompts = hybrids.prompts(target, LENGTHS, 12)
+    check_identity(engine, prompts, [greedy(12)] * len(prompts))
+    assert not engine.scheduler.cache.draft_states
+
+
+@pytest.mark.parametrize(("family", "option"), [("lfm2", "norm_input"), ("bamba", "norm_output")])
+def test_a_head_whose_norm_has_another_name_is_refused(family, option, device):
+    target = hybrids.hybrid(family, device)
+    options = {"norm_input": True, "norm_output": True, option: False}
+    with pytest.raises(ValueError, match=f"speculative_draft_model_path: .*{option}"):
+        EagleHead(copy.deepcopy(target.config), target, **options)

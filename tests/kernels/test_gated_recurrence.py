@@ -34,6 +34,11 @@ def launches():
         args = (states, rows, paths, tokens, name == "delta")
         calls[f"{name} prefill"] = lambda args=args, saves=saves: gated_recurrence_triton(*args, "all", saves)
         calls[f"{name} tree"] = lambda args=args: gated_recurrence_triton(*args, "last", None)
+        one = (states, rows, paths[:, :1], tokens, name == "delta")  # a length of 1 is compiled by itself
+        calls[f"{name} decode"] = lambda one=one: gated_recurrence_triton(*one, "all", None)
+        calls[f"{name} commit one"] = lambda one=one, saves=saves: gated_recurrence_triton(
+            *one, "none", saves
+        )
         calls[f"{name} commit"] = lambda args=args, saves=saves: gated_recurrence_triton(*args, "none", saves)
     return calls
 
