@@ -82,13 +82,30 @@ class CountReset:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StatePlan:
+    """Which rows of the state pools a prefill reads and writes.
+
+    Request `i` goes on from the state in `start_rows[i]`: 0 for a new text, a snapshot's after a prefix hit, its own for a
+    further chunk. The state after `save_lens[i][j]` of its tokens goes to row `save_rows[i][j]` (0: nowhere). The first
+    save is the request's own row after the whole chunk, the others are snapshots for the prefix cache; all requests
+    have as many. `is_last[i]`: its prompt ends with this chunk.
+    """
+
+    start_rows: tuple[int, ...]
+    save_rows: tuple[tuple[int, ...], ...]
+    save_lens: tuple[tuple[int, ...], ...]
+    is_last: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PromptStaging:
     """Known tokens in host memory, one request after the other. A prefill consumes them once.
 
     Request `i` runs its tokens `prefix_lens[i] .. prefix_lens[i] + extend_lens[i] - 1`; KV of those before is
     there; the last `resumed_lens[i]` of those came from earlier chunks of this prefill, not from the prefix cache.
     `next_ids`: the known token after a chunk, or -1 for a last chunk, whose next token is sampled.
-    `known_ids`: all tokens of each request up to the end of its chunk (empty where no worker reads them).
+    `known_ids`: all tokens of each request up to the end of its chunk (empty where no worker reads them). `states`: None
+    for models without recurrent layers.
     """
 
     rows: Int[Tensor, " b"]
@@ -99,6 +116,7 @@ class PromptStaging:
     next_ids: Int[Tensor, " b"]
     known_ids: Int[Tensor, " known"]
     count_reset: CountReset | None
+    states: StatePlan | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

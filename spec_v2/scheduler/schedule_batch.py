@@ -54,6 +54,11 @@ class Request:
     cached_path: list[Node] = field(default_factory=list)  # nodes that own the first of its pages
     cached_tokens: int = 0
     prefill_start: int = 0  # tokens that were cached when its prefill began
+    state_row: int = 0  # whose state its next chunk goes on from: none, a snapshot's, or its own row's
+    fork_len: int = 0  # tokens whose KV was known at its admission, with a snapshot to go on from or not
+    snapshots: list[tuple[int, int]] = field(
+        default_factory=list
+    )  # (tokens, row), not yet the prefix cache's
     epoch: int = 0  # counts retractions; results of an earlier epoch are dropped
     kv_committed_len: int = 0
     kv_allocated_len: int = 0
