@@ -11,6 +11,7 @@ from spec_v2.bench.prompts import KINDS, prompt_ids
 from spec_v2.bench.report import cost_table, for_humans, speed_table
 from spec_v2.bench.settings import name_of, server_args_of, settings_from
 from spec_v2.cli import build_parser, main
+from spec_v2.models import shipped
 from spec_v2.speculative_hook import resolve_speculative
 from tests.tiny_folder import save_tiny_model
 
@@ -96,7 +97,7 @@ def test_each_algorithm_gets_the_settings_that_it_uses():
 # --- contenders ---
 
 
-def test_multi_layer_eagle_has_a_name_of_its_own():
+def test_multi_layer_eagle_has_a_name_of_its_own(tmp_path, monkeypatch):
     settings = settings_of(
         "--algorithms", "none,eagle,multi_layer_eagle", "--draft-model", "EAGLE=a", "--draft-model", "MULTI_LAYER_EAGLE=b"
     )  # fmt: skip
@@ -106,6 +107,12 @@ def test_multi_layer_eagle_has_a_name_of_its_own():
     assert [name_of(args) for args in (plain, eagle, multi)] == list(settings.algorithms)
     resolved = resolve_speculative(multi)
     assert (resolved.num_steps, resolved.topk, resolved.num_draft_tokens) == (3, 1, 4)
+    folder = tmp_path / "smollm2-135m" / "mtp"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    monkeypatch.setattr(shipped, "CHECKPOINTS", tmp_path)
+    alone = settings_of("--algorithms", "MULTI_LAYER_EAGLE")
+    assert server_args_of(alone, "MULTI_LAYER_EAGLE", "sync").speculative_draft_model_path == str(folder)
     with pytest.raises(ValueError, match=r"--enable-multi-layer-eagle.*--algorithms MULTI_LAYER_EAGLE"):
         settings_of("--enable-multi-layer-eagle")
 
@@ -176,8 +183,9 @@ def test_json_has_these_keys(report, model):
     assert found == [(1, name) for name in ours + theirs] + [(2, name) for name in [*ours, theirs[0]]]
     for cell in report["cells"]:
         assert list(cell) == [
-            "prompts", "batch_size", "contender", "algorithm", "schedule", "decode_tokens_per_second",
-            "whole_tokens_per_second", "mean_acceptance_length", "draft_acceptance_rate", "forced_acceptance", "ratios", "cost_model",
+            "prompts", "batch_size", "num_prompts", "contender", "algorithm", "schedule", "decode_tokens_per_second",
+            "whole_tokens_per_second", "mean_acceptance_length", "draft_acceptance_rate",
+            "acceptance_rate_per_position", "forced_acceptance", "ratios", "cost_model",
             "token_counts_equal", "repetitions", "texts_compared_with", "texts_that_differ",
         ]  # fmt: skip
 
@@ -197,6 +205,27 @@ def test_figures_follow_from_the_raw_numbers(report):
             other = cells[batch_size, "none overlap" if name == "plain" else name]
             pairs = [a / b for a, b in zip(rates(cell), rates(other), strict=True)]
             assert ratio["decode"] == pytest.approx(figures.spread(pairs))
+
+
+def test_more_prompts_than_run_at_a_time(model):
+    argv = [
+        "bench", "--model", model, "--dtype", "float64", "--num-threads", "1", "--algorithms", "none,NGRAM",
+        "--batch-sizes", "2", "--num-prompts", "5", "--prompts", "free", "--max-new-tokens", "8", "--repetitions", "1",
+        "--against", "transformers",
+    ]  # fmt: skip
+    options = build_parser().parse_args([*argv, "--json"])
+    options.command_line = argv
+    told, code = command.run_bench(options)
+    assert code == 0
+    for cell in json.loads(told)["cells"]:
+        (raw,) = cell["repetitions"]
+        assert (cell["num_prompts"], cell["batch_size"], raw["tokens"], raw["first_tokens"]) == (5, 2, 40, 5)
+        assert cell["texts_that_differ"] == []
+        if cell["algorithm"] == "none":
+            assert raw["decode_steps"] == 3 * 7  # three batches, and seven tokens after the first
+            parts = cell["cost_model"]["parts_ms"]
+            assert sum(parts.values()) == pytest.approx(cell["cost_model"]["step_ms"])
+    assert '5 "free" prompts, 2 at a time' in for_humans(json.loads(told))
 
 
 def test_all_contenders_say_the_same(report):

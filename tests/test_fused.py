@@ -20,7 +20,7 @@ from spec_v2.models.eagle import EagleHead
 from tests import tiny_models as tiny
 from tests.cells import models
 from tests.eagle3_models import deep_llama, eagle3_head
-from tests.harness import CHAIN, TREE_2
+from tests.harness import CHAIN, TREE_2, Recorder
 
 LENGTHS = (5, 3)
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -244,6 +244,29 @@ def test_eagle3_drafts_the_same_tokens(open_engine, shape, device):
         (done,) = engine.generate([prompt], SamplingParams(max_new_tokens=16))
         steps.append((done.output_ids, done.spec.verify_ct, done.spec.num_correct_drafts))
     assert steps[0] == steps[1]
+
+
+@pytest.mark.parametrize("algorithm", ["MULTI_LAYER_EAGLE", "FROZEN_KV_MTP"])
+def test_heads_with_modules_or_without_kv_draft_the_same_tokens(open_engine, algorithm, device):
+    """Each MTP module is a layer like any other; one that reads another model's KV is left as it is."""
+    drafted = []
+    for fuse in (False, True):
+        target = copy.deepcopy(tiny.llama(device))
+        head = (tiny.hidden_modules if algorithm == "MULTI_LAYER_EAGLE" else tiny.hidden_reader)(target)
+        if fuse:
+            report = fuse_layers(head, on_cpu=True)
+            if algorithm == "MULTI_LAYER_EAGLE":
+                assert len(report.fused) == head.num_modules + 1, (
+                    report
+                )  # and the rotary module that all share
+            else:
+                assert not report.fused
+                assert set(report.kept.values()) == {"its attention reads another model's KV"}
+        engine = open_engine(target, algorithm, head, CHAIN)
+        recorder = Recorder(engine)
+        engine.generate([tiny.random_prompt(i, 4 + i) for i in range(2)], SamplingParams(max_new_tokens=12))
+        drafted.append([r.tokens for r in recorder.records])
+    assert drafted[0] == drafted[1]
 
 
 def test_a_published_eagle_head_has_no_norms_around_its_layer(device):

@@ -1,5 +1,7 @@
 """Rejection sampling keeps the target's distribution, accepts more, and leaves greedy requests exact."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from scipy.stats import chisquare
@@ -10,7 +12,8 @@ from spec_v2.kernels.sample_nodes import SamplingInputs
 from spec_v2.speculative.rejection import accept_by_rejection, propose
 from spec_v2.types import DraftTree
 from tests.cells import models
-from tests.harness import CHAIN, check_identity, make_engine
+from tests.draft_oracles import EagleOracle, FrozenKvOracle, MultiLayerOracle, StandaloneOracle
+from tests.harness import CHAIN, Recorder, check_identity, make_engine
 from tests.surface import kept_tokens
 from tests.tiny_models import marked_prompt, random_prompt
 
@@ -208,7 +211,13 @@ def test_accept_chain_is_the_loop_over_requests(d):
 # -- the engine ----------------------------------------------------------------------------------------------
 
 OPTIONS = {"speculative_use_rejection_sampling": True}
-ALGORITHMS = ("STANDALONE", "EAGLE", "MULTI_LAYER_EAGLE", "FROZEN_KV_MTP")
+DRAFT_ORACLES = {
+    "STANDALONE": StandaloneOracle,
+    "EAGLE": EagleOracle,
+    "MULTI_LAYER_EAGLE": MultiLayerOracle,
+    "FROZEN_KV_MTP": FrozenKvOracle,
+}
+ALGORITHMS = tuple(DRAFT_ORACLES)
 
 
 def chain_prompts(algorithm, count):
@@ -251,3 +260,25 @@ def test_more_is_accepted_than_by_following_the_seeded_sample(algorithm, schedul
         lens = accept_lengths(algorithm, "noisy", schedule, device, params, **options)
         means.append(sum(lens) / len(lens))
     assert means[1] > means[0] + 0.1, means
+
+
+@pytest.mark.parametrize("drafter", ["random", "noisy"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_each_draft_is_drawn_with_the_coin_of_its_own_place(
+    open_engine, algorithm, drafter, schedule, device
+):
+    """One coin for two places would draw the second draft from a distribution that the first one has narrowed."""
+    target, draft = models(algorithm, drafter, device)
+    oracle = DRAFT_ORACLES[algorithm](target, draft)
+    recorder = Recorder(engine := open_engine(target, algorithm, draft, CHAIN, schedule=schedule, **OPTIONS))
+    engine.generate(chain_prompts(algorithm, 1), SamplingParams(max_new_tokens=24, temperature=1.5, seed=8))
+    given = replace(sampling(1, temperature=1.5), seeds=torch.tensor([8]), any_filter=False)
+    assert len(recorder.records) > 5
+    for record in recorder.records[:6]:
+        drawn: tuple[int, ...] = ()
+        while len(drawn) < CHAIN[0]:
+            place = torch.tensor([len(record.text) + len(drawn)])
+            logits = oracle.next_logits(record.text, drawn).cpu()
+            token, _ = propose(logits[None], place, given)
+            drawn = (*drawn, int(token))
+        assert record.tokens[1:] == list(drawn), f"step {record.step}"

@@ -103,6 +103,22 @@ def test_dr04_the_tree_is_what_plain_chains_of_the_drafter_give(
             )
 
 
+@pytest.mark.parametrize("length", [2, 3, 4])
+@pytest.mark.parametrize("algorithm", DRAFT_ORACLES)
+def test_dr04_drafts_start_from_whatever_was_accepted(open_engine, algorithm, length, schedule, device):
+    """Of random drafters nearly all is rejected; here they are accepted by force, as many in each step."""
+    target, draft = models(algorithm, "random", device)
+    oracle = DRAFT_ORACLES[algorithm](target, draft)
+    engine = open_engine(
+        target, algorithm, draft, CHAIN, schedule=schedule, speculative_simulated_accept_length=length
+    )
+    recorder = Recorder(engine)
+    engine.generate(prompts((2, 9), algorithm), SamplingParams(max_new_tokens=16))
+    for record in recorder.of_request(0)[:5] + recorder.of_request(1)[:5]:
+        wanted = grow(lambda path, text=record.text: oracle.next_logits(text, path), CHAIN)
+        assert tuple(record.tokens[1:]) == max(wanted, key=len), f"step {record.step}"
+
+
 def test_tb09_more_nodes_are_never_accepted_less(open_engine, schedule, device):
     """Each step of the larger tree emits at least what the smaller tree offers from the same text."""
     target, draft = models("STANDALONE", "noisy", device)

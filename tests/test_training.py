@@ -137,9 +137,13 @@ def test_generation_goes_on_where_it_was(model, data, tmp_path):
     assert len(metadata["heldout_sha256"]) == 64
 
 
-def test_shards_of_another_recipe_are_not_mixed(model, out, capsys):
-    assert run("generate", model, out, *DATA, "--seed", "1") == 2
-    assert "another recipe" in capsys.readouterr().err
+def test_shards_of_another_recipe_are_kept(model, out):
+    before = {path.name: path.read_bytes() for path in (out / "data").iterdir()}
+    assert run("generate", model, out, *DATA[2:], "--tokens", "700", "--seed", "1") == 0
+    assert all((out / "data" / name).read_bytes() == raw for name, raw in before.items())
+    new = sorted({path.name for path in (out / "data").iterdir()} - set(before))
+    assert new
+    assert read_shard(out / "data" / new[0])[1]["recipe"]["seed"] == 1
 
 
 def test_a_cut_run_goes_on_as_if_it_had_not_been_cut(model, out, tmp_path):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from spec_v2.training.generate import ChatFrame
+from spec_v2.training.generate import ChatFrame, Openings
 from spec_v2.training.heldout import FILE, heldout_prompts, normalised
 from spec_v2.training.shards import (
     LENGTH_STEP,
@@ -15,7 +15,7 @@ from spec_v2.training.shards import (
     read_texts,
     write_shard,
 )
-from tests.tiny_tokenizers import letter_tokenizer
+from tests.tiny_tokenizers import byte_tokenizer, letter_tokenizer
 from tests.training_models import EOS, tiny_chat_tokenizer
 
 VOCAB = 64
@@ -135,6 +135,19 @@ def test_the_frame_is_the_chat_template(tmp_path):
     assert frame.stops == (EOS,)
     with pytest.raises(ValueError, match="no chat template"):
         ChatFrame.of(letter_tokenizer())
+
+
+def test_openings_and_words_begin_their_share_of_prompts():
+    tokenizer = byte_tokenizer()
+    words = Openings.of(tokenizer, 1.0).words
+    assert words == ()  # its tokens are single letters
+    openings = Openings(0.5, ((1, 2), (3,)), (40, 41))
+    drawn = [openings.draw(np.random.default_rng(i)) for i in range(2000)]
+    counts = {opening: drawn.count(opening) for opening in set(drawn)}
+    assert set(counts) == {(), (1, 2), (3,), (1, 2, 40), (1, 2, 41), (3, 40), (3, 41)}
+    assert 900 < counts[()] < 1100
+    assert all(190 < counts[o] < 310 for o in ((1, 2), (3,)))
+    assert Openings(0.0, ((1,),), ()).draw(np.random.default_rng(0)) == ()
 
 
 def test_held_out_prompts_are_64_and_fixed(monkeypatch, tmp_path):

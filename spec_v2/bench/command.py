@@ -72,7 +72,11 @@ def cases_of(settings: BenchSettings, contender: EngineContender) -> list[Case]:
             f"--model {engine.server_args.model_path} has no tokenizer; name one with --tokenizer-path"
         )
     cases = [
-        Case(kind, tuple(prompt_ids(engine.tokenizer, kind, batch_size)))
+        Case(
+            kind,
+            tuple(prompt_ids(engine.tokenizer, kind, settings.num_prompts or batch_size)),
+            batch_size,
+        )
         for kind in settings.prompts
         for batch_size in settings.batch_sizes
     ]

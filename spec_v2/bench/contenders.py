@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from spec_v2.bench.cost_model import StepTimes, decode_seconds, step_times
+from spec_v2.bench.cost_model import StepTimes, decode_seconds, joined_times, step_times
 from spec_v2.bench.settings import name_of
 from spec_v2.completion import Completion
 from spec_v2.engine import Engine
@@ -48,6 +48,18 @@ class Sample:
         if self.tokens == self.first_tokens:
             return self.whole_rate
         return (self.tokens - self.first_tokens) / self.decode_seconds
+
+
+def joined(samples: Sequence[Sample]) -> Sample:
+    """Runs over several batches, one after the other, as one."""
+    steps = [sample.steps for sample in samples if sample.steps is not None]
+    return Sample(
+        tuple(c for sample in samples for c in sample.completions),
+        sum(sample.whole_seconds for sample in samples),
+        sum(sample.decode_seconds for sample in samples),
+        sum(sample.first_tokens for sample in samples),
+        joined_times(steps) if steps else None,
+    )
 
 
 class Contender(ABC):

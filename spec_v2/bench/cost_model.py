@@ -53,6 +53,18 @@ def step_times(spans: Sequence[Span], num_needed: int) -> StepTimes:
     return StepTimes(len(steps), step, dict(parts) | {GAPS: step - sum(parts.values())})
 
 
+def joined_times(runs: Sequence[StepTimes]) -> StepTimes:
+    """The mean decode step of several runs."""
+    num_steps = sum(run.num_steps for run in runs)
+    if num_steps == 0:
+        return StepTimes(0, 0.0, {})
+    parts = defaultdict[str, float](float)
+    for run in runs:
+        for label, milliseconds in run.parts.items():
+            parts[label] += milliseconds * run.num_steps / num_steps
+    return StepTimes(num_steps, sum(run.step * run.num_steps for run in runs) / num_steps, dict(parts))
+
+
 def decode_seconds(spans: Sequence[Span], num_needed: int) -> float:
     """From when the host had the prompts' first tokens until it had the last token: what a user waits."""
     steps = decode_steps(spans, num_needed)

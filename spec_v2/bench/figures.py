@@ -54,6 +54,7 @@ def cell_of(
     return {
         "prompts": case.kind,
         "batch_size": case.batch_size,
+        "num_prompts": len(case.prompts),
         "contender": contender.name,
         "algorithm": contender.algorithm,
         "schedule": contender.schedule,
@@ -61,6 +62,7 @@ def cell_of(
         "whole_tokens_per_second": spread([sample.whole_rate for sample in mine]),
         "mean_acceptance_length": spec.mean_acceptance_length if spec.verify_ct else None,
         "draft_acceptance_rate": spec.draft_acceptance_rate if sum(spec.draft_depths) else None,
+        "acceptance_rate_per_position": list(spec.acceptance_rate_per_position),
         "forced_acceptance": spec.forced_acceptance,
         "ratios": ({"plain": ratio(mine, plain)} if plain else {}) | ratios,
         "cost_model": _cost_model(contender, mine, plain),
@@ -112,7 +114,7 @@ def texts_of(case: Case, name: str, samples: Samples, model: Any) -> dict[str, A
     forced = any(
         c.spec.forced_acceptance for other in (name, reference) for c in samples[case, other][-1].completions
     )
-    for i in range(0 if forced else case.batch_size):
+    for i in range(0 if forced else len(case.prompts)):
         mine, theirs = (_run_of(case, i, other, samples) for other in (name, reference))
         note, is_wrong = tie_note(mine, theirs, model) if name != reference else ("same", False)
         if note != "same":

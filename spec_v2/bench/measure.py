@@ -6,19 +6,26 @@ So whatever else the machine does meets all contenders alike, and a ratio can be
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from spec_v2.bench.contenders import Contender, Sample
+from spec_v2.bench.contenders import Contender, Sample, joined
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A batch of prompts of one kind, as token ids."""
+    """Prompts of one kind, as token ids, `at_a_time` of them (all, if 0) in a batch."""
 
     kind: str
     prompts: tuple[tuple[int, ...], ...]
+    at_a_time: int = 0
 
     @property
     def batch_size(self) -> int:
-        return len(self.prompts)
+        return self.at_a_time or len(self.prompts)
+
+    @property
+    def batches(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """The last one may be smaller."""
+        starts = range(0, len(self.prompts), self.batch_size)
+        return tuple(self.prompts[start : start + self.batch_size] for start in starts)
 
 
 Samples = dict[tuple[Case, str], list[Sample]]
@@ -49,8 +56,10 @@ def measure(
         present = [contender for contender in contenders if contender.fits(case.batch_size)]
         for repetition in range(1 + repetitions):
             for contender in present:
-                sample = contender.run(case.prompts, max_new_tokens)
-                if repetition > 0:  # the first round compiles, allocates and fills caches
+                # the first round compiles, allocates and fills caches: one batch is enough for that
+                batches = case.batches if repetition > 0 else case.batches[:1]
+                sample = joined([contender.run(batch, max_new_tokens) for batch in batches])
+                if repetition > 0:
                     samples.setdefault((case, contender.name), []).append(sample)
                 done()
             if repetition > 0:

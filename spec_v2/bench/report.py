@@ -18,7 +18,8 @@ def for_humans(report: dict[str, Any]) -> str:
         report["cells"], key=lambda cell: (cell["prompts"], cell["batch_size"])
     ):
         cells = list(group)
-        parts.append(f'"{kind}" prompts, {batch_size} at a time\n')
+        count = cells[0]["num_prompts"]
+        parts.append(f'{f"{count} " * (count > batch_size)}"{kind}" prompts, {batch_size} at a time\n')
         parts.append(_indented(speed_table(cells)))
         if steps := [cell for cell in cells if cell["cost_model"] is not None]:
             parts.append("")

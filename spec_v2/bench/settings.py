@@ -41,6 +41,7 @@ class BenchSettings:
     prompts: tuple[str, ...]
     max_new_tokens: int
     repetitions: int
+    num_prompts: int | None = None
     against: tuple[str, ...]
     draft_models: Mapping[str, str]
     server_args: ServerArgs
@@ -71,6 +72,13 @@ def add_bench_args(parser: argparse.ArgumentParser) -> None:
         "A,B",
     )
     add("--max-new-tokens", _count, 64, "tokens that each prompt is given", "N")
+    add(
+        "--num-prompts",
+        _count,
+        None,
+        "prompts of each kind, in batches one after the other (default: one batch)",
+        "N",
+    )
     add("--repetitions", _count, 3, "timed runs of each contender in each case", "N")
     add("--against", _list_of(_one_of(OTHERS), may_be_empty=True), "", "in turn with ours: transformers", "A")
     group.add_argument(
@@ -104,6 +112,7 @@ def settings_from(options: argparse.Namespace) -> BenchSettings:
         batch_sizes=options.batch_sizes,
         prompts=options.prompts,
         max_new_tokens=options.max_new_tokens,
+        num_prompts=options.num_prompts,
         repetitions=options.repetitions,
         against=options.against,
         draft_models=dict(options.draft_model),
@@ -153,7 +162,13 @@ def draft_path_of(settings: BenchSettings, algorithm: str) -> str | None:
     """Where an algorithm's draft model lies. STANDALONE on a built-in model has a stand-in."""
     args = settings.server_args
     given = settings.draft_models.get(algorithm) or args.speculative_draft_model_path
-    given = given or shipped_draft(replace(args, speculative_algorithm=algorithm))
+    given = given or shipped_draft(
+        replace(
+            args,
+            speculative_algorithm=kind_of(algorithm).name,
+            enable_multi_layer_eagle=algorithm == MULTI_LAYER,
+        )
+    )
     built_in = {name.casefold() for known in PACKAGED_MODELS for name in known.names}
     if given is None and algorithm == "STANDALONE" and args.model_path.casefold() in built_in:
         from spec_v2.models.loader import first_layers

@@ -3,6 +3,7 @@
 Inference reads the same: the hidden states after the last norm, or the inputs of three layers side by side.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -20,6 +21,30 @@ class Captured:
     hidden: Float[Tensor, "b t h"]
     aux: Float[Tensor, "b t a"]
     kv: dict[int, tuple[Tensor, Tensor]]
+
+    @property
+    def nbytes(self) -> int:
+        return self.hidden.nbytes + self.aux.nbytes + sum(k.nbytes + v.nbytes for k, v in self.kv.values())
+
+
+class FeatureMemory:
+    """Keeps what the target said of batches, by their number, as long as there is room: on a large GPU the epochs after
+    the first need no forward of the target for them. `share`: of the device's free memory; nothing is kept on a CPU."""
+
+    def __init__(self, device: torch.device, share: float) -> None:
+        free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+        self.room = int(free * share)
+        self._kept: dict[int, Captured] = {}
+
+    def get(self, number: int, capture: Callable[[], Captured]) -> Captured:
+        """What `capture` gives for the batch, or gave before."""
+        if number in self._kept:
+            return self._kept[number]
+        captured = capture()
+        if captured.nbytes <= self.room:
+            self.room -= captured.nbytes
+            self._kept[number] = captured
+        return captured
 
 
 class Target:

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from spec_v2.observability.progress import progress_bar
-from spec_v2.training.capture import Target, with_fused_norms
+from spec_v2.training.capture import FeatureMemory, Target, with_fused_norms
 from spec_v2.training.checkpoint import write_checkpoint
 from spec_v2.training.kinds import Kind, draftable_table, trainable
 from spec_v2.training.objective import compiled_or_not, expected_accept_length, run_batch
@@ -69,7 +70,11 @@ class Run:
             self.device,
             vocab_size if self.vocabulary is None else len(self.vocabulary),
         )
-        self.heldout = list(self._batches_of(heldout)) if heldout is not None else []
+        self.plan = self._plan_of(texts)
+        self.heldout = (
+            [self._batch(heldout, n) for n in self._plan_of(heldout)] if heldout is not None else []
+        )
+        self.features = FeatureMemory(self.device, settings.feature_memory)
         self.progress = Progress(next_measure=settings.measure_from)
         self.curve = folder / "curve.jsonl"
 
@@ -101,7 +106,7 @@ class Run:
         try:
             with progress_bar(total, unit, progress) as bar:
                 while self._share_done() < 1 and done.step < last_step:
-                    self._step(next(batches))
+                    self._step(*next(batches))
                     done.seconds = time.monotonic() - clock
                     if done.tokens >= done.next_measure and self.heldout:
                         self._measure()
@@ -114,7 +119,7 @@ class Run:
         finally:
             self.save()
 
-    def _step(self, batch: Batch) -> None:
+    def _step(self, number: int, batch: Batch) -> None:
         settings, done = self.settings, self.progress
         logs = done.step % settings.log_every == 0
         losses = run_batch(
@@ -123,6 +128,7 @@ class Run:
             self.target,
             batch,
             self.vocabulary,
+            self.features.get(number, partial(self.target, batch.tokens)),
             step_decay=settings.step_decay,
             loss_function=self.loss_function,
             backward=True,
@@ -152,12 +158,14 @@ class Run:
         """The held-out texts, teacher-forced: cheap enough to be asked often. `evaluate` asks the engine."""
         self.optimizer.use(averages=True)
         weights = np.array([len(batch.label_rows) for batch in self.heldout], np.float64)
-        parts = [
-            run_batch(
-                self.kind, self.head, self.target, batch.to(self.device), self.vocabulary, with_agreement=True
+        parts = []
+        for batch in (b.to(self.device) for b in self.heldout):
+            said = self.target(batch.tokens)
+            parts.append(
+                run_batch(
+                    self.kind, self.head, self.target, batch, self.vocabulary, said, with_agreement=True
+                )
             )
-            for batch in self.heldout
-        ]
         loss, agreement = (
             sum(getattr(p, name) * w for p, w in zip(parts, weights / weights.sum(), strict=True))
             for name in ("loss", "agreement")
@@ -183,29 +191,29 @@ class Run:
 
     # -- batches ---------------------------------------------------------------------------------------------
 
-    def _upload_ahead(self) -> Iterator[Batch]:
-        """Batches on the device; the next one is on its way while one is used."""
+    def _upload_ahead(self) -> Iterator[tuple[int, Batch]]:
+        """Batches on the device, with their numbers; the next one is on its way while one is used."""
         coming = self._endless()
         ready = next(coming)
         for following in coming:
-            epoch, number, batch = ready
-            self.progress.epoch, self.progress.batch = epoch, number + 1
-            yield batch
+            self.progress.epoch, place, number, batch = ready
+            self.progress.batch = place + 1
+            yield number, batch
             ready = following
 
-    def _endless(self) -> Iterator[tuple[int, int, Batch]]:
-        """(epoch, number in it, batch), from where the run stands; each epoch has an order of its own."""
+    def _endless(self) -> Iterator[tuple[int, int, int, Batch]]:
+        """(epoch, place in it, number of the batch, batch), from where the run stands. Each epoch has the same batches,
+        so that what the target said of them can be kept, in an order of its own."""
         epoch, begin = self.progress.epoch, self.progress.batch
         while True:
-            generator = np.random.default_rng((self.settings.seed, epoch))
-            plan = plan_batches(self.texts, self.settings.tokens_per_batch, generator)
-            for number in range(begin, len(plan)):
-                yield epoch, number, self._batch(self.texts, plan[number]).to(self.device)
+            order = np.random.default_rng((self.settings.seed, epoch)).permutation(len(self.plan))
+            for place in range(begin, len(order)):
+                number = int(order[place])
+                yield epoch, place, number, self._batch(self.texts, self.plan[number]).to(self.device)
             epoch, begin = epoch + 1, 0
 
-    def _batches_of(self, texts: Texts) -> Iterator[Batch]:
-        for numbers in plan_batches(texts, self.settings.tokens_per_batch, np.random.default_rng(0)):
-            yield self._batch(texts, numbers)
+    def _plan_of(self, texts: Texts) -> list[Any]:
+        return plan_batches(texts, self.settings.tokens_per_batch, np.random.default_rng(self.settings.seed))
 
     def _batch(self, texts: Texts, numbers: Any) -> Batch:
         return make_batch(texts, numbers, self.num_steps, self.kind.first_lead, self.draftable)

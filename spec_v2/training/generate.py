@@ -1,9 +1,11 @@
 """Self-generated data: the target writes prompts and answers them, so that nothing has to be downloaded.
 
 Given the beginning of a user's turn in its chat template and nothing else, an instruct model goes on with a user's
-prompt (Magpie, Xu et al. 2024, arXiv 2406.08464). A draft model has to learn what its target says, and this is it.
+prompt (Magpie, Xu et al. 2024, arXiv 2406.08464). A draft model has to learn what its target says, and this is it. Small
+models think of few topics by themselves, so part of the prompts is begun for them.
 """
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -21,6 +23,17 @@ from spec_v2.training.shards import Texts, read_shard, write_shard
 
 HELDOUT_FILE = "heldout.safetensors"
 _MARK = "THE-PROMPT-STANDS-HERE"
+_WORD = re.compile(" [a-z]{4,}")
+
+OPENINGS = (
+    "What is", "What are", "What does", "What happens when", "Who was", "Where can I find", "When did", "Why do", "Why is",
+    "How do", "How does", "How can I", "How is", "Can you", "Could you tell me", "Is it true that", "Explain", "Describe",
+    "Compare", "Tell me about", "Give me", "Name", "List", "Make a list of", "Write", "Write a story about", "Write a poem",
+    "Write a letter", "Write a function that", "Write a program", "Create", "Design", "Plan", "Suggest", "Recommend",
+    "Summarize", "Rewrite", "Translate", "Correct", "Calculate", "Solve", "Find", "If", "I want to", "I need", "I have",
+    "My", "Help me", "Imagine", "Pretend", "Act as", "Let's talk about", "In the year", "The", "A", "Please", "Hello",
+)  # fmt: skip
+"""How people begin what they ask of an assistant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +67,33 @@ class ChatFrame:
         return (*self.before, *prompt, *self.after)
 
 
+@dataclass(frozen=True, slots=True)
+class Openings:
+    """What prompts are begun with: nothing, an opening, or an opening and a word."""
+
+    share: float
+    openings: tuple[tuple[int, ...], ...]
+    words: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tokenizer: Any, share: float) -> "Openings":
+        """`words`: tokens of the vocabulary that are a space and at least four small letters."""
+        texts = ((token, tokenizer.decode([token])) for token in sorted(tokenizer.get_vocab().values()))
+        words = tuple(token for token, text in texts if _WORD.fullmatch(text))
+        return cls(
+            share, tuple(tuple(tokenizer(o, add_special_tokens=False)["input_ids"]) for o in OPENINGS), words
+        )
+
+    def draw(self, rng: np.random.Generator) -> tuple[int, ...]:
+        """Token ids to begin a prompt with."""
+        if rng.random() >= self.share:
+            return ()
+        opening = self.openings[rng.integers(len(self.openings))]
+        if not self.words or rng.random() < 0.5:
+            return opening
+        return (*opening, self.words[rng.integers(len(self.words))])
+
+
 def generate(
     model: Any,
     tokenizer: Any,
@@ -66,13 +106,14 @@ def generate(
 ) -> dict[str, Any]:
     """Fill `folder` with shards until they hold `num_tokens` answer tokens or `time_limit` seconds are over.
 
-    Shards that are there already are kept and counted; each is made from its number and the seed alone. The answers to
-    the held-out prompts are written first. Returns what is there now. Raises ValueError for shards of another recipe.
+    Shards that are there already are kept and counted, those of other recipes too; each is made from its number and its
+    recipe alone. The answers to the held-out prompts are written first. Returns what is there now.
     """
     frame = ChatFrame.of(tokenizer)
     end = time.monotonic() + time_limit if time_limit is not None else float("inf")
-    kept = list(_shards_there(folder, recipe))
+    kept = list(_shards_there(folder))
     seen = {prompt for texts in kept for prompt in _prompts_of(texts, frame)}
+    openings = Openings.of(tokenizer, recipe.opening_share)
     forbidden = {normalised(prompt) for prompt in heldout_prompts()}
     sizes = [texts.num_answer_tokens for texts in kept]
     heldout = [frame.around(tokenizer(p, add_special_tokens=False)["input_ids"]) for p in heldout_prompts()]
@@ -86,7 +127,7 @@ def generate(
         bar.update(sum(sizes))
         while sum(sizes) < num_tokens and time.monotonic() < end:
             number = len(sizes)
-            prompts = _write_prompts(engine, frame, recipe, number, seen)
+            prompts = _write_prompts(engine, frame, openings, recipe, number, seen)
             prompts = [p for p in prompts if normalised(tokenizer.decode(p)) not in forbidden]
             seen.update(prompts)
             texts = _answer(engine, frame, recipe, number, prompts)
@@ -104,20 +145,31 @@ def generate(
 
 
 def _write_prompts(
-    engine: Engine, frame: ChatFrame, recipe: Recipe, number: int, seen: set[tuple[int, ...]]
+    engine: Engine,
+    frame: ChatFrame,
+    openings: Openings,
+    recipe: Recipe,
+    number: int,
+    seen: set[tuple[int, ...]],
 ) -> list[tuple[int, ...]]:
     """The prompts of one wave: those that came to an end, that are no stubs, and that nobody wrote before."""
+    rng = np.random.default_rng((recipe.seed, number, 1))
+    begun = [openings.draw(rng)[: recipe.max_prompt_tokens // 2] for _ in range(recipe.wave)]
     params = [
         SamplingParams(
-            max_new_tokens=recipe.max_prompt_tokens + 1,
+            max_new_tokens=recipe.max_prompt_tokens + 1 - len(opening),
             temperature=recipe.prompt_temperature,
             stop_token_ids=frame.stops,
             seed=_seed(recipe, number, i),
         )
-        for i in range(recipe.wave)
+        for i, opening in enumerate(begun)
     ]
-    written = engine.generate([frame.before] * recipe.wave, params, progress=False)
-    ended = [c.output_ids[:-1] for c in written if c.finish_reason == "stop"]
+    written = engine.generate([(*frame.before, *opening) for opening in begun], params, progress=False)
+    ended = [
+        (*opening, *c.output_ids[:-1])
+        for opening, c in zip(begun, written, strict=True)
+        if c.finish_reason == "stop"
+    ]
     return [p for p in dict.fromkeys(ended) if len(p) >= recipe.min_prompt_tokens and p not in seen]
 
 
@@ -162,15 +214,10 @@ def _engine(model: Any, recipe: Recipe, longest_prompt: int) -> Engine:
     )
 
 
-def _shards_there(folder: Path, recipe: Recipe) -> Iterator[Texts]:
+def _shards_there(folder: Path) -> Iterator[Texts]:
     number = 0
     while (path := _path(folder, number)).exists():
-        texts, metadata = read_shard(path)
-        if metadata != _metadata(recipe, number):
-            raise ValueError(
-                f"{path} was made by another recipe ({metadata}); use the same settings, or another folder"
-            )
-        yield texts
+        yield read_shard(path)[0]
         number += 1
 
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spec_v2.training.capture import Target
+from spec_v2.training.capture import Captured, Target
 from spec_v2.training.kinds import Kind
 from spec_v2.training.shards import Batch
 
@@ -39,16 +39,17 @@ def run_batch(
     target: Target,
     batch: Batch,
     vocabulary: Int[Tensor, " v"] | None,
+    captured: Captured,
     *,
     step_decay: float = 1.0,
     loss_function: LossFunction = soft_cross_entropy,
     backward: bool = False,
     with_agreement: bool = False,
 ) -> StepLosses:
-    """Run target and draft model over a batch; with `backward`, leave the gradients of the weighted mean of the steps'
-    losses in the parameters. Logits are computed where a draft is asked for and nowhere else, one step at a time.
+    """Run the draft model over a batch of which the target has said `captured`; with `backward`, leave the gradients of
+    the weighted mean of the steps' losses in the parameters. Logits are computed where a draft is asked for and nowhere
+    else, one step at a time.
     """
-    captured = target(batch.tokens)
     probs = target.probs(captured.hidden.flatten(0, 1)[batch.label_rows], vocabulary)
     with torch.set_grad_enabled(backward):
         states = kind.states(head, batch, captured, len(batch.chains))

@@ -8,10 +8,15 @@ KIND_NAMES = ("eagle3", "eagle", "mtp", "frozen_kv_mtp", "standalone")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How texts are made. `wave`: prompts that run at a time, one shard. `greedy_share`: answers that take the most
-    likely token; the others are sampled at one of `temperatures`. Lengths in tokens."""
+    """How texts are made. Lengths in tokens.
+
+    `wave`: prompts that run at a time, one shard. `opening_share`: prompts that are begun for the model with a common
+    opening, half of them also with a random word of its vocabulary, so that they are about more than it thinks of by
+    itself. `greedy_share`: answers that take the most likely token; the others are sampled at one of `temperatures`.
+    """
 
     wave: int = 1024
+    opening_share: float = 0.6
     greedy_share: float = 0.5
     temperatures: tuple[float, ...] = (0.6, 0.7, 0.8, 0.9, 1.0)
     prompt_temperature: float = 0.9
@@ -29,12 +34,13 @@ class Settings:
     `num_steps`: unrolled draft steps; `step_decay`: weight of a step's loss relative to the step before it.
     `draft_vocab_size`: ids that an EAGLE-3 head drafts from. `lr`: peak of a cosine over `time_limit` seconds or
     `max_steps`, whichever comes first; `stop_after`: steps after which one call ends, to be resumed. `ema`: decay of averaged weights, 0 for none. `measure_from`: tokens after which
-    the held-out texts are measured first, then at each doubling. `save_every`: seconds.
+    the held-out texts are measured first, then at each doubling. `save_every`: seconds. `feature_memory`: share of the
+    free GPU memory that may keep what the target said of a batch, for the epochs after the first.
     """
 
     num_steps: int | None = None
     step_decay: float = 0.8
-    draft_vocab_size: int = 8192
+    draft_vocab_size: int = 12288
     tokens_per_batch: int = 32768
     max_steps: int | None = None
     stop_after: int | None = None
@@ -49,3 +55,4 @@ class Settings:
     save_every: float = 60.0
     measure_from: int = 1_000_000
     compile: bool = True
+    feature_memory: float = 0.55
