@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from spec_v2.completion import Completion
     from spec_v2.engine import Engine
     from spec_v2.observability.metrics import SpecMetrics
+    from spec_v2.observability.step_log import DecodeStep, StepLog
     from spec_v2.observability.trace import Trace
     from spec_v2.sampling_params import SamplingParams
     from spec_v2.server_args import ServerArgs
@@ -25,12 +26,14 @@ __version__ = "0.1.0"
 _WHERE = {
     "Chunk": "streaming",
     "Completion": "completion",
+    "DecodeStep": "observability.step_log",
     "DraftTree": "types",
     "Engine": "engine",
     "SamplingParams": "sampling_params",
     "ServerArgs": "server_args",
     "SpecMetrics": "observability.metrics",
     "SpeculativeAlgorithm": "spec_info",
+    "StepLog": "observability.step_log",
     "Trace": "observability.trace",
     "Verdict": "types",
     "register_algorithm": "spec_info",
@@ -39,12 +42,14 @@ _WHERE = {
 __all__ = [
     "Chunk",
     "Completion",
+    "DecodeStep",
     "DraftTree",
     "Engine",
     "SamplingParams",
     "ServerArgs",
     "SpecMetrics",
     "SpeculativeAlgorithm",
+    "StepLog",
     "Trace",
     "Verdict",
     "register_algorithm",
