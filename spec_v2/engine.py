@@ -11,6 +11,7 @@ import torch
 from spec_v2.admission import Prompt, RequestFactory
 from spec_v2.completion import Completion, completion_of
 from spec_v2.mem_cache.kv_cache_builder import build_kv_cache
+from spec_v2.mem_cache.kv_pool import LayerGeometry
 from spec_v2.model_executor.cuda_graph_runner import CudaGraphRunner
 from spec_v2.model_executor.fuse import speed_up
 from spec_v2.model_executor.graph_runner import capture_sizes
@@ -254,7 +255,7 @@ class Engine:
         args, algorithm = self.server_args, self.server_args.algorithm
         cache = build_kv_cache(
             target_geometry=target.geometry,
-            draft_geometry=draft.geometry if draft is not None and algorithm.has_draft_kv() else (),
+            draft_geometry=_draft_geometry(args, draft),
             dtype=self.dtype,
             device=self.device,
             page_size=args.page_size,
@@ -268,17 +269,14 @@ class Engine:
             * (self.dtype.itemsize + 8),
             max_total_tokens=args.max_total_tokens,
             mem_fraction=args.mem_fraction_static,
-            pair_keys=algorithm.draft_is_shifted(),
+            lookahead=args.prefix_lookahead,
             prefix_cache=not args.disable_radix_cache,
         )
         cache.target_pool.debug = cache.draft_pool.debug = debug
-        carries_hidden = draft is not None and algorithm.carries_draft_hidden_states()
         future_map = FutureMap(
             num_rows=cache.rows.num_rows,
-            topk=args.topk if draft is not None else 0,
-            hidden_size=draft.hidden_size if draft is not None and carries_hidden else 0,
             history_width=cache.row_table.width if algorithm.keeps_history() else 0,
-            draft_probs_width=target.vocab_size if args.speculative_use_rejection_sampling else 0,
+            **_row_widths(args, draft),
             vocab_size=target.vocab_size,
             dtype=self.dtype,
             device=self.device,
@@ -321,6 +319,29 @@ class Engine:
         return capture_sizes(
             min(args.cuda_graph_max_bs or args.max_running_requests, args.max_running_requests)
         )
+
+
+def _draft_geometry(args: ServerArgs, draft: ModelRunner | None) -> tuple[LayerGeometry, ...]:
+    """The layers of the draft pool; of MTP modules those that run."""
+    if draft is None or not args.algorithm.has_draft_kv():
+        return ()
+    return draft.geometry[: args.num_steps] if args.enable_multi_layer_eagle else draft.geometry
+
+
+def _row_widths(args: ServerArgs, draft: ModelRunner | None) -> dict[str, int]:
+    """What a request's row carries of its next draft: the first level; for MTP modules the whole chain; for a drafter
+    that runs all its forwards in one step no draft at all, but what it starts from."""
+    if draft is None:
+        return {"topk": 0, "hidden_size": 0, "draft_probs_width": 0}
+    algorithm = args.algorithm
+    hidden_size = draft.hidden_size if algorithm.carries_draft_hidden_states() else 0
+    probs = draft.vocab_size if args.speculative_use_rejection_sampling else 0
+    if args.enable_multi_layer_eagle:
+        carried = (args.num_steps - 1) * hidden_size  # by all modules but the last
+        return {"topk": args.num_steps, "hidden_size": carried, "draft_probs_width": args.num_steps * probs}
+    if not algorithm.has_draft_kv():
+        return {"topk": 0, "hidden_size": hidden_size, "draft_probs_width": 0}
+    return {"topk": args.topk, "hidden_size": hidden_size, "draft_probs_width": probs}
 
 
 def _device(name: str) -> torch.device:

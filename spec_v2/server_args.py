@@ -119,7 +119,9 @@ class ServerArgs:
     speculative_simulated_accept_length: int | None = _setting(
         int, None, "timing only: tokens that every step accepts, bonus included, whatever the target says"
     )
-    enable_multi_layer_eagle: bool = _setting(bool, False, "one draft layer for each draft pass")
+    enable_multi_layer_eagle: bool = _setting(
+        bool, False, "EAGLE: the draft model is one MTP module for each draft step; chains only"
+    )
     speculative_ngram_min_bfs_breadth: int = _setting(int, 1, "NGRAM: fewest children of a matched node")
     speculative_ngram_max_bfs_breadth: int = _setting(int, 10, "NGRAM: most children of a matched node")
     speculative_ngram_max_trie_depth: int = _setting(
@@ -208,6 +210,13 @@ class ServerArgs:
         """KV slots that one step may write for a request, before rounding up to pages."""
         ahead = 1 if self.algorithm.draft_runs_ahead() else 0
         return max(self.num_steps * self.topk, self.num_draft_tokens) + ahead
+
+    @property
+    def prefix_lookahead(self) -> int:
+        """Tokens behind a cached page that its draft KV depends on: one for EAGLE, one for each MTP module."""
+        if not self.algorithm.draft_is_shifted():
+            return 0
+        return self.num_steps if self.enable_multi_layer_eagle else 1
 
     @property
     def is_tree(self) -> bool:

@@ -82,7 +82,7 @@ class SpeculativeAlgorithm(enum.Enum):
 
     def draft_is_shifted(self) -> bool:
         """True when draft slot p holds (token p+1, hidden p), so that prefix keys are token pairs."""
-        return self.is_eagle()
+        return self.is_eagle() and self.has_draft_kv()
 
     def draft_runs_ahead(self) -> bool:
         """True when the draft's KV reaches one position past the target's, which costs one more slot."""
@@ -126,7 +126,6 @@ _EAGLE_FAMILY = frozenset(
 )
 
 _WORKER_PACKAGE = "spec_v2.speculative"
-_MULTI_LAYER_WORKER = f"{_WORKER_PACKAGE}.multi_layer_eagle_worker_v2.MultiLayerEagleWorkerV2"
 
 WORKERS: dict[tuple[SpeculativeAlgorithm, bool], str] = {
     (SpeculativeAlgorithm.NONE, False): f"{_WORKER_PACKAGE}.plain_worker.PlainWorker",
@@ -137,8 +136,10 @@ WORKERS: dict[tuple[SpeculativeAlgorithm, bool], str] = {
     (SpeculativeAlgorithm.FROZEN_KV_MTP, False): (
         f"{_WORKER_PACKAGE}.frozen_kv_mtp_worker_v2.FrozenKVMTPWorkerV2"
     ),
-    (SpeculativeAlgorithm.EAGLE, True): _MULTI_LAYER_WORKER,
-    (SpeculativeAlgorithm.EAGLE3, True): _MULTI_LAYER_WORKER,
+    (
+        SpeculativeAlgorithm.EAGLE,
+        True,
+    ): f"{_WORKER_PACKAGE}.multi_layer_eagle_worker_v2.MultiLayerEagleWorkerV2",
 }
 """(algorithm, enable_multi_layer_eagle) -> dotted path of the worker class."""
 

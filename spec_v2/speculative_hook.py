@@ -181,17 +181,23 @@ def _check_draft_model(
         draft = "a draft model object" if object_given else _shown(args, _DRAFT_PATH)
         raise ValueError(
             f"{draft} is given, but {_user(algorithm)} uses no draft model: leave {flag_of(_DRAFT_PATH)} out,"
-            " or choose --speculative-algorithm EAGLE, EAGLE3 or STANDALONE."
+            " or choose --speculative-algorithm EAGLE, EAGLE3, STANDALONE or FROZEN_KV_MTP."
         )
 
 
 def _check_multi_layer(args: ServerArgs, algorithm: SpeculativeAlgorithm | CustomAlgorithm) -> None:
     if not args.enable_multi_layer_eagle:
         return
-    if algorithm not in (SpeculativeAlgorithm.EAGLE, SpeculativeAlgorithm.EAGLE3):
+    shown = _shown(args, "enable_multi_layer_eagle")
+    if algorithm is SpeculativeAlgorithm.EAGLE3:
         raise ValueError(
-            f"{_shown(args, 'enable_multi_layer_eagle')} is not used by {_user(algorithm)}: leave it out, or"
-            " choose --speculative-algorithm EAGLE or EAGLE3."
+            f"{shown} drafts with MTP modules, which read the target's last hidden state; an EAGLE3 head reads three"
+            " layers of it: leave the flag out, or choose --speculative-algorithm EAGLE and give MTP modules with"
+            f" {flag_of(_DRAFT_PATH)}."
+        )
+    if algorithm is not SpeculativeAlgorithm.EAGLE:
+        raise ValueError(
+            f"{shown} is not used by {_user(algorithm)}: leave it out, or choose --speculative-algorithm EAGLE."
         )
 
 
@@ -209,7 +215,7 @@ def _check_unused(args: ServerArgs, algorithm: SpeculativeAlgorithm | CustomAlgo
         elif not algorithm.is_ngram() and _is_for_ngram(args, spec.name):
             remedy = "leave it out, or use --speculative-algorithm NGRAM"
         elif algorithm.is_ngram() and spec.name == "speculative_use_rejection_sampling":
-            remedy = "leave it out, or use EAGLE, EAGLE3 or STANDALONE, whose drafts have probabilities"
+            remedy = "leave it out, or use EAGLE, EAGLE3, STANDALONE or FROZEN_KV_MTP, whose drafts have probabilities"
         elif algorithm is not SpeculativeAlgorithm.EAGLE and spec.name == "speculative_token_map":
             remedy = "leave it out, or use --speculative-algorithm EAGLE (an EAGLE3 head brings its own map)"
         else:

@@ -72,7 +72,8 @@ class PromptStaging:
     """Known tokens in host memory, one request after the other. A prefill consumes them once.
 
     Request `i` runs its tokens `prefix_lens[i] .. prefix_lens[i] + extend_lens[i] - 1`; KV of those before is
-    there. `next_ids`: the known token after a chunk, or -1 for a last chunk, whose next token is sampled.
+    there; the last `resumed_lens[i]` of those came from earlier chunks of this prefill, not from the prefix cache.
+    `next_ids`: the known token after a chunk, or -1 for a last chunk, whose next token is sampled.
     `known_ids`: all tokens of each request up to the end of its chunk (empty where no worker reads them).
     """
 
@@ -80,6 +81,7 @@ class PromptStaging:
     input_ids: Int[Tensor, " t"]
     prefix_lens: tuple[int, ...]
     extend_lens: tuple[int, ...]
+    resumed_lens: tuple[int, ...]
     next_ids: Int[Tensor, " b"]
     known_ids: Int[Tensor, " known"]
     count_reset: CountReset | None

@@ -8,14 +8,27 @@ import torch
 
 from spec_v2 import Engine, SamplingParams
 from tests import tiny_models as tiny
-from tests.harness import CHAIN, SHAPES, TREE_2, TREE_4, Coverage, check_identity, make_engine, sampled
+from tests.harness import (
+    CHAIN,
+    CHAINS,
+    SHAPES,
+    TREE_2,
+    TREE_4,
+    Coverage,
+    check_identity,
+    make_engine,
+    sampled,
+)
 
 DRAFTERS = {
     None: ("nothing",),
     "NGRAM": ("random", "self"),  # of prompts: nothing to copy, or their own continuation
     "STANDALONE": ("random", "self", "noisy"),
     "EAGLE": ("random", "self", "noisy"),  # the random head is the one that reads hidden states
+    "MULTI_LAYER_EAGLE": ("random", "self", "noisy"),  # the same
+    "FROZEN_KV_MTP": ("random", "self", "noisy"),  # the same
 }
+CHAINS_ONLY = ("MULTI_LAYER_EAGLE",)
 
 
 class Cell(NamedTuple):
@@ -38,7 +51,7 @@ class Cell(NamedTuple):
 def all_cells() -> list[Cell]:
     cells = []
     for algorithm, drafters in DRAFTERS.items():
-        shapes = SHAPES if algorithm else (CHAIN,)
+        shapes = (CHAINS if algorithm in CHAINS_ONLY else SHAPES) if algorithm else (CHAIN,)
         factors = (drafters, shapes, (1, 16), (1, 2, 3, 5), (False, True), (False, True))
         cells += [Cell(algorithm, *values) for values in product(*factors)]
     return cells
@@ -70,6 +83,16 @@ def models(algorithm: str | None, drafter: str, device: torch.device) -> tuple:
         heads = {"random": tiny.hidden_head, "self": tiny.constructed_head}
         head = heads[drafter](target) if drafter in heads else tiny.constructed_head(target, sigma=0.25)
         return target, head
+    if algorithm == "MULTI_LAYER_EAGLE":
+        target = tiny.even_mistral(device)
+        if drafter == "random":
+            return target, tiny.hidden_modules(target)
+        return target, tiny.constructed_modules(target, sigma=0.25 if drafter == "noisy" else 0.0)
+    if algorithm == "FROZEN_KV_MTP":
+        if drafter == "random":
+            return tiny.llama(device), tiny.hidden_reader(tiny.llama(device))
+        target = tiny.marked_llama(device)
+        return target, tiny.constructed_reader(target, sigma=0.25 if drafter == "noisy" else 0.0)
     target = tiny.llama(device)
     if drafter == "random":
         return target, tiny.random_llama(99, hidden_size=16).to(device)  # narrower than the target
@@ -80,7 +103,8 @@ def models(algorithm: str | None, drafter: str, device: torch.device) -> tuple:
 def prompts_for(cell: Cell, target: object, count: int) -> list[tuple[int, ...]]:
     if cell.algorithm == "NGRAM" and cell.drafter == "self":
         return [tiny.copying_prompt(target, seed, 10 + 4 * seed) for seed in range(count)]
-    return [tiny.random_prompt(seed, (9, 1, 16, 4, 12, 2, 7)[seed % 7]) for seed in range(count)]
+    make = tiny.marked_prompt if cell.algorithm == "FROZEN_KV_MTP" else tiny.random_prompt
+    return [make(seed, (9, 1, 16, 4, 12, 2, 7)[seed % 7]) for seed in range(count)]
 
 
 def params_for(cell: Cell, count: int) -> list[SamplingParams]:
@@ -121,7 +145,13 @@ SETUPS = {
     "standalone-tree": ("STANDALONE", "noisy", TREE_4),
     "eagle-chain": ("EAGLE", "noisy", CHAIN),
     "eagle-tree": ("EAGLE", "noisy", TREE_2),
+    "multi-layer": ("MULTI_LAYER_EAGLE", "noisy", CHAIN),
+    "frozen-kv": ("FROZEN_KV_MTP", "noisy", TREE_2),
 }
+
+
+# The target whose text a frozen-KV head can know repeats itself soon; where a test needs a text, drafts are random.
+LIVELY = {"frozen-kv": {"drafter": "random"}}
 
 
 def open_setup(open_engine: Any, name: str, schedule: str, device: torch.device, **changes: Any) -> Engine:
@@ -132,7 +162,8 @@ def open_setup(open_engine: Any, name: str, schedule: str, device: torch.device,
 
 
 def setup_prompts(name: str, model: Any, count: int) -> list[tuple[int, ...]]:
-    """Prompts of unequal length; for NGRAM they hold their own continuation."""
+    """Prompts of unequal length; for NGRAM they hold their own continuation, for FROZEN_KV_MTP marks."""
     if name == "ngram":
         return [tiny.copying_prompt(model, seed, 10 + 3 * seed) for seed in range(count)]
-    return [tiny.random_prompt(100 + seed, 9 + 3 * seed % 7) for seed in range(count)]
+    make = tiny.marked_prompt if name == "frozen-kv" else tiny.random_prompt
+    return [make(100 + seed, 9 + 3 * seed % 7) for seed in range(count)]

@@ -67,6 +67,76 @@ class EagleOracle:
         return self._head.fc(torch.cat([embedded, hidden[None]], -1))
 
 
+class MultiLayerOracle:
+    """MTP modules: module `i` over (token `p + 1 + i`, what module `i - 1` said at `p`), drafts behind the text."""
+
+    def __init__(self, target: Any, head: Any) -> None:
+        self._target = oracle_of(target).model
+        self._head = copy.deepcopy(head)
+        for i, module in enumerate(self._head.decoder.mtp):
+            module.body.set_attn_implementation("sdpa")
+            module.body.layers[0].self_attn.layer_idx = 0
+            assert i < self._head.num_modules
+
+    @torch.no_grad()
+    def next_logits(self, text: Sequence[int], path: Path) -> torch.Tensor:
+        count = len(text) - 1
+        tokens, said = [*text[1:], *path], hidden_of(self._target, text[:-1])
+        for module in range(len(path) + 1):
+            out = self._head(*self._inputs(tokens[module : module + count]), said[None], module=module)
+            said = out.hidden_states[0]
+        return out.logits[0, -1]
+
+    @torch.no_grad()
+    def kv(self, text: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Of module `i` one entry per token of `text` but the first `1 + i`: those that are made of known tokens."""
+        said, kept = hidden_of(self._target, text[:-1]), []
+        for i, module in enumerate(self._head.decoder.mtp):
+            ids, positions = self._inputs(text[1 + i :])
+            said = said[None, : ids.shape[1]]
+            embedded = self._head.decoder.embed_tokens(ids)
+            joined = module.eh_proj(torch.cat([module.enorm(embedded), module.hnorm(said)], -1))
+            kept += with_cache(module.body, inputs_embeds=joined, position_ids=positions)
+            said = self._head(ids, positions, said, module=i).hidden_states[0]
+        return kept
+
+    def _inputs(self, tokens: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        ids = torch.tensor([list(tokens)], device=self._target.device)
+        return ids, torch.arange(len(tokens), device=ids.device)[None]
+
+
+class FrozenKvOracle:
+    """A frozen-KV head: its own state goes on, the target's KV of the text but its last token stays."""
+
+    def __init__(self, target: Any, head: Any) -> None:
+        self._target = oracle_of(target).model
+        self._head = copy.deepcopy(head)
+        self._head.config._attn_implementation = "sdpa"
+        for layer in self._head.decoder.layers:
+            layer.self_attn.config._attn_implementation = "sdpa"
+
+    @torch.no_grad()
+    def next_logits(self, text: Sequence[int], path: Path) -> torch.Tensor:
+        known = text[:-1]
+        kv = {
+            i: tuple(x.transpose(0, 1)[None] for x in pair)
+            for i, pair in enumerate(model_kv(self._target, known))
+        }
+        place = torch.tensor([[len(known) - 1]], device=self._target.device)
+        state = hidden_of(self._target, known)[None, -1:]
+        for token in (text[-1], *path):
+            out = self._head(torch.full_like(place, token), place, state, target_kv=kv)
+            state = out.hidden_states
+        return out.logits[0, -1]
+
+
+@torch.no_grad()
+def hidden_of(model: Any, text: Sequence[int]) -> torch.Tensor:
+    """The hidden states behind the last norm, `[tokens, h]`."""
+    ids = torch.tensor([list(text)], device=model.device)
+    return model.model(input_ids=ids, use_cache=False).last_hidden_state[0]
+
+
 def with_cache(model: Any, **inputs: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """transformers' own KV after a forward, (keys, values) `[tokens, heads, dim]` per layer.
 

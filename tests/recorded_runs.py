@@ -33,7 +33,7 @@ class Setup(NamedTuple):
 
 SETUPS = {
     "plain": Setup(None, CHAIN),
-    "ngram": Setup("NGRAM", (3, 4, 6)),
+    "ngram": Setup("NGRAM", (3, 4, 6), 3),
     "standalone": Setup("STANDALONE", CHAIN),
     "eagle-chain": Setup("EAGLE", CHAIN),
     "eagle-tree": Setup("EAGLE", WIDE_TREE),

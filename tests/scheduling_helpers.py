@@ -10,27 +10,29 @@ from spec_v2 import SamplingParams
 from spec_v2.scheduler.recorded import Waiting
 from spec_v2.scheduler.streams import CpuEvent, CpuStream, Step
 from tests import tiny_models as tiny
-from tests.cells import models
-from tests.harness import TREE_2, make_engine
+from tests.cells import CHAINS_ONLY, models
+from tests.harness import CHAIN, TREE_2, make_engine
 
-ALGORITHMS = (None, "NGRAM", "STANDALONE", "EAGLE")
-DRAFTER = {None: "nothing", "NGRAM": "self", "STANDALONE": "noisy", "EAGLE": "noisy"}
+ALGORITHMS = (None, "NGRAM", "STANDALONE", "EAGLE", "MULTI_LAYER_EAGLE", "FROZEN_KV_MTP")
+DRAFTER = {None: "nothing", "NGRAM": "self"}  # the others' is noisy
+LIVELY = {"FROZEN_KV_MTP": "random"}  # drafters of targets whose text is lively, where the scene's is not
 
 
 def scene(algorithm: str | None, device: torch.device, drafter: str | None = None) -> tuple[Any, Any]:
     """(target, draft) whose drafts are accepted in part, unless another drafter is named."""
-    return models(algorithm, drafter or DRAFTER[algorithm], device)
+    return models(algorithm, drafter or DRAFTER.get(algorithm, "noisy"), device)
 
 
 def scene_engine(algorithm: str | None, device: torch.device, drafter: str | None = None, **kw: Any) -> Any:
     target, draft = scene(algorithm, device, drafter)
-    return make_engine(target, algorithm, draft, TREE_2, **kw)
+    return make_engine(target, algorithm, draft, CHAIN if algorithm in CHAINS_ONLY else TREE_2, **kw)
 
 
 def scene_prompts(algorithm: str | None, target: Any, count: int) -> list[tuple[int, ...]]:
     if algorithm == "NGRAM":
         return [tiny.copying_prompt(target, seed, 6 + 2 * seed) for seed in range(count)]
-    return [tiny.random_prompt(seed, 3 + 2 * seed) for seed in range(count)]
+    make = tiny.marked_prompt if algorithm == "FROZEN_KV_MTP" else tiny.random_prompt
+    return [make(seed, 3 + 2 * seed) for seed in range(count)]
 
 
 def greedy(count: int, **changes: Any) -> SamplingParams:

@@ -9,8 +9,9 @@ from spec_v2.bench import command, figures
 from spec_v2.bench.contenders import TokenClock
 from spec_v2.bench.prompts import KINDS, prompt_ids
 from spec_v2.bench.report import cost_table, for_humans, speed_table
-from spec_v2.bench.settings import server_args_of, settings_from
+from spec_v2.bench.settings import name_of, server_args_of, settings_from
 from spec_v2.cli import build_parser, main
+from spec_v2.speculative_hook import resolve_speculative
 from tests.tiny_folder import save_tiny_model
 
 
@@ -93,6 +94,20 @@ def test_each_algorithm_gets_the_settings_that_it_uses():
 
 
 # --- contenders ---
+
+
+def test_multi_layer_eagle_has_a_name_of_its_own():
+    settings = settings_of(
+        "--algorithms", "none,eagle,multi_layer_eagle", "--draft-model", "EAGLE=a", "--draft-model", "MULTI_LAYER_EAGLE=b"
+    )  # fmt: skip
+    plain, eagle, multi = (server_args_of(settings, name, "sync") for name in settings.algorithms)
+    assert [args.enable_multi_layer_eagle for args in (plain, eagle, multi)] == [False, False, True]
+    assert (multi.speculative_algorithm, multi.speculative_draft_model_path) == ("EAGLE", "b")
+    assert [name_of(args) for args in (plain, eagle, multi)] == list(settings.algorithms)
+    resolved = resolve_speculative(multi)
+    assert (resolved.num_steps, resolved.topk, resolved.num_draft_tokens) == (3, 1, 4)
+    with pytest.raises(ValueError, match=r"--enable-multi-layer-eagle.*--algorithms MULTI_LAYER_EAGLE"):
+        settings_of("--enable-multi-layer-eagle")
 
 
 def test_tokens_are_timed_as_they_come():

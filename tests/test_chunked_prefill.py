@@ -15,7 +15,10 @@ N = 12
 
 
 class PromptKv:
-    """Copies the draft and target KV of a request's prompt, just before its first decode step is committed."""
+    """Copies the draft and target KV of a request's prompt, just before its first decode step is committed.
+
+    MTP module `i` has made its newest `i` entries of drafts: they are left out, as the next step writes them again.
+    """
 
     def __init__(self, engine):
         self._engine = engine
@@ -29,7 +32,15 @@ class PromptKv:
         for req in batch.reqs:
             slots = cache.row_table.slots[req.row, : len(req.prompt_ids)].long()
             pools = (cache.target_pool, cache.draft_pool)
-            kv = [buffer[slots].clone() for pool in pools for buffer in (*pool.keys, *pool.values)]
+            multi_layer = self._engine.server_args.enable_multi_layer_eagle
+            kv = [
+                buffer[
+                    slots[: max(len(slots) - layer * (multi_layer and pool is cache.draft_pool), 0)]
+                ].clone()
+                for pool in pools
+                for buffers in (pool.keys, pool.values)
+                for layer, buffer in enumerate(buffers)
+            ]
             if not req.finished:
                 self.found.setdefault(req.request_id, kv)
 
@@ -68,7 +79,7 @@ def test_dr01_every_chunk_size_gives_the_same_run(open_engine, setup, page_size,
 
 
 @pytest.mark.parametrize("length", [7, 8, 9, 11, 12, 13])
-@pytest.mark.parametrize("setup", ["standalone-chain", "eagle-tree"])
+@pytest.mark.parametrize("setup", ["standalone-chain", "eagle-tree", "multi-layer"])
 def test_dr01_lengths_around_a_multiple_of_the_chunk(open_engine, setup, length, schedule, device):
     prompts = [random_prompt(length, length)]
     wanted = run(open_engine, setup, schedule, device, prompts)

@@ -174,7 +174,7 @@ def test_info_is_a_list_for_humans(run):
         (("--prompt", "w1", "--context-length", "9999"), "--context-length"),
         (("--prompt", "w1", "--speculative-algorithm", "NGRAMM"), "Did you mean NGRAM?"),
         (("--prompt", "w1", "--speculative-algorithm", "STANDALONE"), "--speculative-draft-model-path"),
-        (("--prompt", "w1", "--speculative-algorithm", "FROZEN_KV_MTP", "--speculative-draft-model", "x"), "release"),
+        (("--prompt", "w1", "--speculative-algorithm", "FROZEN_KV_MTP", "--speculative-draft-model", "x"), "config.json"),
         (("--prompt", "w1", "--speculative-num-steps", "3"), "--speculative-num-steps 3"),
         (("--prompt", "w1 " * 600), "prompts[0] has 600 tokens"),
         (("--prompt", "w1", "--max-total-tokens", "20"), "--max-total-tokens"),

@@ -137,7 +137,8 @@ def test_ck02_ck03_a_bad_map_is_refused(open_engine, tmp_path, what, device):
 
 
 @pytest.mark.parametrize(
-    "what", ["no folder", "no weights", "damaged config", "damaged weights", "not a dict"]
+    "what",
+    ["no folder", "no weights", "damaged config", "damaged weights", "not a dict", "impossible config"],
 )
 def test_a_folder_that_is_no_head(open_engine, tmp_path, what, device):
     target = tiny.mistral(device)
@@ -150,6 +151,8 @@ def test_a_folder_that_is_no_head(open_engine, tmp_path, what, device):
         (folder / "model.safetensors").unlink()
     elif what == "damaged weights":
         (folder / "model.safetensors").write_bytes(b"no tensors")
+    elif what == "impossible config":  # transformers refuses it with an error of its own
+        write(folder, head, head_tensors(head), model_type="llama", num_attention_heads=5)
     else:
         (folder / "config.json").write_text("{" if what == "damaged config" else "[1]")
     with pytest.raises(ValueError, match="speculative_draft_model_path"):

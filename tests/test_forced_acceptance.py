@@ -16,7 +16,7 @@ from spec_v2.types import DraftTree, TreeShape
 from tests import tiny_models as tiny
 from tests.cells import models
 from tests.eagle3_models import deep_llama, eagle3_head
-from tests.harness import CHAIN, NARROW_TREE, TREE_2, TREE_4, Recorder
+from tests.harness import CHAIN, LONG_CHAIN, NARROW_TREE, TREE_2, TREE_4, Recorder
 from tests.surface import assert_at_rest
 from tests.test_kv_state import PoolReader, check_against_recomputation
 
@@ -82,6 +82,11 @@ CASES = [
     ("EAGLE", "random", CHAIN, 4),
     ("EAGLE", "noisy", TREE_2, 2),
     ("EAGLE", "noisy", NARROW_TREE, 3),
+    ("MULTI_LAYER_EAGLE", "random", CHAIN, 3),
+    ("MULTI_LAYER_EAGLE", "random", LONG_CHAIN, 2),
+    ("MULTI_LAYER_EAGLE", "noisy", LONG_CHAIN, 6),
+    ("FROZEN_KV_MTP", "random", CHAIN, 3),
+    ("FROZEN_KV_MTP", "random", TREE_2, 2),
 ]
 
 
@@ -109,7 +114,7 @@ def test_every_step_accepts_as_told_and_the_kv_is_right(open_engine, case, sched
     algorithm, drafter, shape, length = case
     engine = forced_engine(open_engine, case, schedule, device)
     recorder = Recorder(engine)
-    recorder.before = reader = PoolReader(engine, ahead=1 if algorithm == "STANDALONE" else 0)
+    recorder.before = reader = PoolReader(engine, algorithm)
     done = engine.generate(PROMPTS, SamplingParams(max_new_tokens=25))
     for one in done:
         assert one.completion_tokens == 25

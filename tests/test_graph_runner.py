@@ -71,7 +71,7 @@ def test_recorded_steps_give_the_plain_tokens(
     assert free(engine) == before
 
 
-@pytest.mark.parametrize("name", ["plain", "ngram", "eagle-tree"])
+@pytest.mark.parametrize("name", ["plain", "ngram", "eagle-tree", "multi-layer", "frozen-kv"])
 def test_nan_in_unused_memory_stays_there(open_engine, monkeypatch, name, schedule, device):
     """Padding rows read slot 0 only, and write nowhere else."""
     engine, _ = open_recording(open_engine, monkeypatch, name, schedule, device)

@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from tests.cells import DRAFTERS, all_cells, pairwise_cells, run_cell
+from tests.cells import CHAINS_ONLY, DRAFTERS, all_cells, pairwise_cells, run_cell
 from tests.harness import Coverage
 
 CELLS = pairwise_cells()
@@ -21,7 +21,7 @@ def test_the_cells_exercise_what_can_go_wrong(algorithm, schedule, device):
     for cell in CELLS:
         if cell.algorithm == algorithm:
             coverage.merge(run_cell(cell, schedule, device))
-    coverage.check()
+    coverage.check(has_trees=algorithm not in CHAINS_ONLY)
 
 
 def test_each_pair_of_values_occurs():
@@ -29,4 +29,4 @@ def test_each_pair_of_values_occurs():
         return {pair for cell in cells for pair in combinations(enumerate(cell), 2)}
 
     assert pairs(CELLS) == pairs(all_cells())
-    assert len(CELLS) <= 30
+    assert len(CELLS) <= 48

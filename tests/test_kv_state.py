@@ -6,8 +6,8 @@ import torch
 from spec_v2 import SamplingParams
 from tests import tiny_models as tiny
 from tests.cells import models, setup_prompts
-from tests.draft_oracles import EagleOracle, StandaloneOracle, model_kv
-from tests.harness import CHAIN, NARROW_TREE, TREE_2, TREE_4, Recorder
+from tests.draft_oracles import EagleOracle, MultiLayerOracle, StandaloneOracle, model_kv
+from tests.harness import CHAIN, LONG_CHAIN, NARROW_TREE, TREE_2, TREE_4, Recorder
 
 TOLERANCE = 1e-10  # relative; the models compute in float64
 CASES = [
@@ -17,18 +17,27 @@ CASES = [
     ("EAGLE", "noisy", CHAIN),
     ("EAGLE", "noisy", TREE_2),
     ("EAGLE", "noisy", NARROW_TREE),
+    ("MULTI_LAYER_EAGLE", "noisy", CHAIN),
+    ("MULTI_LAYER_EAGLE", "noisy", LONG_CHAIN),
+    ("FROZEN_KV_MTP", "noisy", CHAIN),
+    ("FROZEN_KV_MTP", "noisy", TREE_2),
 ]
-HIDDEN = ("EAGLE", "random", TREE_2)  # a head that reads hidden states; nearly all of its drafts are rejected
+# heads that read hidden states; nearly all of their drafts are rejected
+HIDDEN = [("EAGLE", "random", TREE_2), ("MULTI_LAYER_EAGLE", "random", LONG_CHAIN)]
+ORACLES = {"STANDALONE": StandaloneOracle, "EAGLE": EagleOracle, "MULTI_LAYER_EAGLE": MultiLayerOracle}
 
 
 class PoolReader:
     """Copies what the pools hold for each running request, just before a step's result is committed.
 
-    The next step may be in flight, or done: what is committed must not change any more, so it may.
+    The next step may be in flight, or done: what is committed must not change any more, so it may. A STANDALONE draft has
+    one entry more than the target; of MTP module `i` the newest `i` are left out, as they are made of drafts.
     """
 
-    def __init__(self, engine, ahead):
-        self._engine, self._ahead = engine, ahead
+    def __init__(self, engine, algorithm):
+        self._engine = engine
+        self._ahead = int(algorithm == "STANDALONE")
+        self._provisional = algorithm == "MULTI_LAYER_EAGLE"
         self.shots = []  # (request, tokens known, target KV, draft KV)
 
     def __call__(self, batch, result):
@@ -43,6 +52,9 @@ class PoolReader:
             assert len(text) == length + 1
             target = self._read("target_pool", req.row, length)
             draft = self._read("draft_pool", req.row, length + self._ahead)
+            if self._provisional:
+                final = [max(length - i, 0) for i in range(len(draft))]
+                draft = [(k[:n], v[:n]) for (k, v), n in zip(draft, final, strict=True)]
             self.shots.append((req.request_id, text, target, draft))
 
     def _read(self, pool, row, length):
@@ -90,10 +102,11 @@ def run(open_engine, case, schedule, device, page_size=1, prompts=None):
     target, draft = models(algorithm, drafter, device)
     engine = open_engine(target, algorithm, draft, shape, schedule=schedule, page_size=page_size)
     recorder = Recorder(engine)
-    recorder.before = reader = PoolReader(engine, ahead=1 if algorithm == "STANDALONE" else 0)
+    recorder.before = reader = PoolReader(engine, algorithm)
     moves = check_moves_bitwise(engine.scheduler.cache.target_pool)
     if prompts is None:
-        prompts = setup_prompts("ngram" if algorithm == "NGRAM" else "other", target, 5)
+        kinds = {"NGRAM": "ngram", "FROZEN_KV_MTP": "frozen-kv"}
+        prompts = setup_prompts(kinds.get(algorithm, "other"), target, 5)
     engine.generate(prompts, SamplingParams(max_new_tokens=40))
     return recorder.records, reader.shots, moves
 
@@ -101,17 +114,18 @@ def run(open_engine, case, schedule, device, page_size=1, prompts=None):
 def check_against_recomputation(case, shots, device):
     algorithm, drafter, _ = case
     target, draft = models(algorithm, drafter, device)
-    oracles = {"STANDALONE": StandaloneOracle, "EAGLE": EagleOracle}
     longest = {request: max((s[1] for s in shots if s[0] == request), key=len) for request, *_ in shots}
     plain = tiny.oracle_of(target).model
     target_kv = {request: model_kv(plain, text) for request, text in longest.items()}
     for request, text, found, _ in shots:
         assert text == longest[request][: len(text)]
         assert_same(found, target_kv[request])
-    if algorithm in oracles:
-        draft_kv = {r: oracles[algorithm](target, draft).kv(text) for r, text in longest.items()}
+    if algorithm not in ORACLES:
+        assert not any(found for *_, found in shots), "a drafter without KV of its own has some"
+    else:
+        draft_kv = {r: ORACLES[algorithm](target, draft).kv(text) for r, text in longest.items()}
         for request, _, _, found in shots:
-            assert_same(found, draft_kv[request])
+            assert_same(found, draft_kv[request][: len(found)])  # a head may have more modules than steps
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[2]}")
@@ -121,12 +135,14 @@ def test_vf03_dr04_committed_kv_equals_recomputation(open_engine, case, schedule
     steps, _, nodes = case[2]
     longest = nodes - 1 if case[0] == "NGRAM" else min(steps, nodes - 1)
     assert {r.accept_len for r in records} == set(range(1, longest + 2)), "some j never occurred"
-    assert bool(moves) == (case[2] != CHAIN)
+    assert bool(moves) == (case[2] not in (CHAIN, LONG_CHAIN))
 
 
-def test_dr03_draft_kv_holds_the_right_hidden_states(open_engine, schedule, device):
-    _, shots, _ = run(open_engine, HIDDEN, schedule, device)
-    check_against_recomputation(HIDDEN, shots, device)
+@pytest.mark.parametrize("case", HIDDEN, ids=lambda case: case[0])
+def test_dr03_draft_kv_holds_the_right_hidden_states(open_engine, case, schedule, device):
+    prompts = [tiny.random_prompt(70 + length, length) for length in (1, 2, 4, 9, 14)]
+    _, shots, _ = run(open_engine, case, schedule, device, prompts=prompts)
+    check_against_recomputation(case, shots, device)
 
 
 def test_kv18_every_offset_from_a_page_boundary(open_engine, schedule, device):

@@ -229,6 +229,12 @@ def test_a_damaged_config(save, content):
     refused(folder, "could not be read")
 
 
+def test_a_config_that_transformers_refuses(save):
+    folder = save()
+    edit_config(folder, num_attention_heads=5)  # of 32 columns
+    refused(folder, "could not be read")
+
+
 def test_damaged_weights(save):
     folder = save()
     (folder / "model.safetensors").write_bytes(b"\xff" * 64)

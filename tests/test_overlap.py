@@ -7,6 +7,7 @@ import pytest
 from tests.harness import Recorder
 from tests.scheduling_helpers import (
     ALGORITHMS,
+    LIVELY,
     World,
     expected,
     free,
@@ -222,7 +223,9 @@ def watch_rows(engine):
 @pytest.mark.usefixtures("cpu_only")
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_sc_05_a_row_is_reused_while_the_step_before_still_writes_it(algorithm, device):
-    with scene_engine(algorithm, device, schedule="overlap", max_running_requests=2) as engine:
+    with scene_engine(
+        algorithm, device, LIVELY.get(algorithm), schedule="overlap", max_running_requests=2
+    ) as engine:
         before = free(engine)
         prompts = scene_prompts(algorithm, engine.model, 5)
         stops = [stop_at(engine, prompt, 2 + 3 * i) for i, prompt in enumerate(prompts)]
@@ -258,7 +261,7 @@ def test_a_finished_requests_step_in_flight_is_dropped(algorithm, device):
     """Its tokens, its lengths and its metrics: nothing of it is counted."""
     found = {}
     for schedule in ("sync", "overlap"):
-        with scene_engine(algorithm, device, schedule=schedule) as engine:
+        with scene_engine(algorithm, device, LIVELY.get(algorithm), schedule=schedule) as engine:
             prompts = [random_prompt(40, 5), *scene_prompts(algorithm, engine.model, 2)]
             params = [greedy(30, stop_token_ids=stop_at(engine, p, 6)[:1]) for p in prompts]
             recorder = Recorder(engine)

@@ -10,15 +10,17 @@ from hypothesis import strategies as st
 from spec_v2 import SamplingParams
 from spec_v2.mem_cache.allocator import PageAllocator
 from spec_v2.mem_cache.prefix_cache import PrefixCache
+from spec_v2.server_args import ServerArgs
 from spec_v2.spec_info import SpeculativeAlgorithm
+from spec_v2.speculative_hook import resolve_speculative
 from tests.cells import SETUPS, open_setup, setup_prompts
 from tests.harness import Recorder, check_identity, sampled
 from tests.surface import assert_at_rest
 from tests.tiny_models import oracle_of, random_prompt
 
 
-def new_cache(num_pages=20, page_size=2, pair_keys=False):
-    return PrefixCache(PageAllocator(num_pages + 1, page_size), pair_keys=pair_keys)
+def new_cache(num_pages=20, page_size=2, lookahead=0):
+    return PrefixCache(PageAllocator(num_pages + 1, page_size), lookahead=lookahead)
 
 
 def give(cache, tokens):
@@ -35,35 +37,54 @@ def give(cache, tokens):
 # -- the tree ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pair_keys", [False, True])
+@pytest.mark.parametrize("lookahead", [0, 1, 3])
 @pytest.mark.parametrize("length", range(1, 9))
-def test_kv09_a_match_always_leaves_a_token_to_compute(pair_keys, length):
-    cache = new_cache(pair_keys=pair_keys)
+def test_kv09_a_match_always_leaves_a_token_to_compute(lookahead, length):
+    cache = new_cache(lookahead=lookahead)
     give(cache, tuple(range(12)))
     found = len(cache.match(tuple(range(length)))) * 2
     assert found < length
-    if not pair_keys:
+    if not lookahead:
         assert found >= length - 2
     else:
-        assert found == (length - 1) // 2 * 2, "the pair's second token is the next one of the prompt"
+        assert found == max(length - lookahead, 0) // 2 * 2, "what a page looks ahead to is in the prompt"
 
 
-def test_kv09_pair_keys_tell_pages_with_another_token_behind_apart():
-    for pair_keys in (False, True):
-        cache = new_cache(pair_keys=pair_keys)
+def test_kv09_keys_that_look_ahead_tell_pages_with_other_tokens_behind_apart():
+    for lookahead, shared in ((0, 2), (1, 1), (2, 1), (3, 0)):
+        cache = new_cache(lookahead=lookahead)
         give(cache, (1, 2, 3, 4, 5, 6))
-        assert len(cache.match((1, 2, 3, 4, 9, 9))) == (1 if pair_keys else 2)
+        assert len(cache.match((1, 2, 3, 4, 9, 9))) == shared
 
 
-@pytest.mark.parametrize(("pair_keys", "pages"), [(False, 2), (True, 1)])
-def test_kv08_only_full_pages_enter_and_with_pairs_the_token_behind_too(pair_keys, pages):
-    cache = new_cache(pair_keys=pair_keys)
+@pytest.mark.parametrize(("lookahead", "pages"), [(0, 2), (1, 1), (2, 1), (3, 0)])
+def test_kv08_only_full_pages_enter_together_with_what_they_look_ahead_to(lookahead, pages):
+    cache = new_cache(lookahead=lookahead)
     assert len(give(cache, (1, 2, 3, 4))) == pages
 
 
 def test_kv10_pair_keys_are_for_shifted_drafts_and_no_others():
     shifted = {a.name for a in SpeculativeAlgorithm if a.draft_is_shifted()}
-    assert shifted == {"EAGLE", "EAGLE3", "FROZEN_KV_MTP"}
+    assert shifted == {"EAGLE", "EAGLE3"}
+
+
+def test_kv10_keys_look_as_far_ahead_as_drafts_do():
+    def lookahead(algorithm, **changes):
+        args = ServerArgs(speculative_algorithm=algorithm, **changes)
+        return resolve_speculative(
+            args, draft_model_given=args.algorithm.needs_draft_model()
+        ).prefix_lookahead
+
+    plain = {name: lookahead(name) for name in (None, "NGRAM", "STANDALONE", "FROZEN_KV_MTP")}
+    assert set(plain.values()) == {0}
+    assert lookahead("EAGLE") == lookahead("EAGLE3") == 1
+    assert lookahead("EAGLE", enable_multi_layer_eagle=True) == 3
+    trio = {
+        "speculative_num_steps": 5,
+        "speculative_eagle_topk": 1,
+        "speculative_num_draft_tokens": 6,
+    }
+    assert lookahead("EAGLE", enable_multi_layer_eagle=True, **trio) == 5
 
 
 def test_the_least_recently_used_leaf_goes_first_and_what_is_used_stays():
@@ -94,7 +115,7 @@ def test_a_page_that_the_tree_has_already_stays_with_its_request():
 
 
 def test_a_cache_that_is_off_keeps_nothing():
-    cache = PrefixCache(PageAllocator(5, 1), pair_keys=False, enabled=False)
+    cache = PrefixCache(PageAllocator(5, 1), lookahead=0, enabled=False)
     assert give(cache, (1, 2, 3)) == []
     assert cache.match((1, 2, 3)) == []
     assert cache.pages.num_free == 4
@@ -103,8 +124,8 @@ def test_a_cache_that_is_off_keeps_nothing():
 class Users:
     """Requests that come, grow and go, against a list of everything that was ever inserted."""
 
-    def __init__(self, page_size, pair_keys):
-        self.cache = new_cache(16, page_size, pair_keys)
+    def __init__(self, page_size, lookahead):
+        self.cache = new_cache(16, page_size, lookahead)
         self.running = []  # (tokens, pages, path)
         self.inserted = set()
 
@@ -114,7 +135,7 @@ class Users:
         covered = len(path) * size
         assert covered < len(tokens)
         for i, node in enumerate(path):
-            key = tokens[: (i + 1) * size + self.cache.pair_keys]
+            key = tokens[: (i + 1) * size + self.cache.lookahead]
             assert (key, node.page) in self.inserted, "a match that nobody put there"
         self.cache.lock(path)
         missing = self.cache.pages.ceil_pages(len(tokens)) - len(path)
@@ -131,7 +152,7 @@ class Users:
         before, size = len(path), self.cache.pages.page_size
         self.cache.insert(tokens, pages, path)
         for j in range(before, len(path)):
-            self.inserted.add((tokens[: (j + 1) * size + self.cache.pair_keys], pages[j]))
+            self.inserted.add((tokens[: (j + 1) * size + self.cache.lookahead], pages[j]))
 
     def end(self, i):
         _, pages, path = self.running.pop(i % len(self.running))
@@ -158,9 +179,9 @@ actions = st.tuples(
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.sampled_from([1, 2, 3]), st.booleans(), st.lists(actions, max_size=40))
-def test_any_sequence_of_uses_keeps_the_books(page_size, pair_keys, commands):
-    users = Users(page_size, pair_keys)
+@given(st.sampled_from([1, 2, 3]), st.sampled_from([0, 1, 3]), st.lists(actions, max_size=40))
+def test_any_sequence_of_uses_keeps_the_books(page_size, lookahead, commands):
+    users = Users(page_size, lookahead)
     for kind, number, tokens in commands:
         if kind == "b":
             users.begin(tuple(tokens))
@@ -208,7 +229,7 @@ def test_kv11_kv12_a_second_time_almost_nothing_is_computed(open_engine, setup, 
         (done,) = engine.generate(prompt, SamplingParams(max_new_tokens=20))
         specs.append(done.spec)
         again = [n for request, n in computed if request > 0]
-        assert max(again) <= page_size + 1, f"run {i}"
+        assert max(again) <= page_size + max(engine.server_args.prefix_lookahead, 1), f"run {i}"
         assert done.cached_tokens == len(prompt) - again[-1]
     assert specs[0] == specs[1] == specs[2], "shared draft KV is not what the request would have written"
 
@@ -236,7 +257,7 @@ def test_kv09_shared_prefixes_change_no_accept_length(open_engine, setup, page_s
     assert runs[0] == runs[1]
 
 
-@pytest.mark.parametrize("setup", ["eagle-tree", "standalone-chain", "ngram"])
+@pytest.mark.parametrize("setup", ["eagle-tree", "standalone-chain", "ngram", "multi-layer"])
 def test_kv08_after_every_step_the_tree_holds_committed_tokens_only(open_engine, setup, schedule, device):
     engine = open_cached(open_engine, setup, schedule, device, page_size=2, max_running_requests=2)
     recorder, cache = Recorder(engine), engine.scheduler.cache
@@ -258,7 +279,7 @@ def test_kv08_after_every_step_the_tree_holds_committed_tokens_only(open_engine,
     assert max(checked) > max(map(len, prompts)), "no output entered the tree"
 
 
-@pytest.mark.parametrize("setup", ["ngram", "eagle-tree"])
+@pytest.mark.parametrize("setup", ["ngram", "eagle-tree", "multi-layer"])
 def test_kv15_random_aborts_with_shared_prefixes(open_engine, setup, schedule, device):
     engine = open_cached(open_engine, setup, schedule, device, page_size=2, max_running_requests=3)
     prompts = forks(setup, engine.model)[:6]

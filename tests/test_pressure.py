@@ -20,6 +20,8 @@ SMALL = {
     "standalone-tree": (92, 128),
     "eagle-chain": (50, 80),
     "eagle-tree": (60, 96),
+    "multi-layer": (50, 80),
+    "frozen-kv": (60, 96),
 }
 
 

@@ -12,7 +12,7 @@ from spec_v2.types import DraftTree
 from tests.cells import models
 from tests.harness import CHAIN, check_identity, make_engine
 from tests.surface import kept_tokens
-from tests.tiny_models import random_prompt
+from tests.tiny_models import marked_prompt, random_prompt
 
 ROWS = 20_000
 V = 6
@@ -208,14 +208,20 @@ def test_accept_chain_is_the_loop_over_requests(d):
 # -- the engine ----------------------------------------------------------------------------------------------
 
 OPTIONS = {"speculative_use_rejection_sampling": True}
+ALGORITHMS = ("STANDALONE", "EAGLE", "MULTI_LAYER_EAGLE", "FROZEN_KV_MTP")
+
+
+def chain_prompts(algorithm, count):
+    make = marked_prompt if algorithm == "FROZEN_KV_MTP" else random_prompt
+    return [make(i, 9 + i) for i in range(count)]
 
 
 @pytest.mark.parametrize("drafter", ["random", "noisy", "self"])
-@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_greedy_requests_equal_plain_decoding(open_engine, algorithm, drafter, schedule, device):
     target, draft = models(algorithm, drafter, device)
     engine = open_engine(target, algorithm, draft, CHAIN, schedule=schedule, **OPTIONS)
-    prompts = [random_prompt(i, 9 + i) for i in range(3)]
+    prompts = chain_prompts(algorithm, 3)
     records = check_identity(engine, prompts, [SamplingParams(max_new_tokens=20)] * 3)
     if drafter == "self":
         assert {r.accept_len for r in records} == {CHAIN[0] + 1}
@@ -223,7 +229,7 @@ def test_greedy_requests_equal_plain_decoding(open_engine, algorithm, drafter, s
 
 def accept_lengths(algorithm, drafter, schedule, device, params, **options):
     target, draft = models(algorithm, drafter, device)
-    prompts = [random_prompt(i, 9 + i) for i in range(4)]
+    prompts = chain_prompts(algorithm, 4)
     with make_engine(target, algorithm, draft, CHAIN, schedule=schedule, **options) as engine:
         done = engine.generate(prompts, [params] * 4)
         again = engine.generate(prompts, [params] * 4)
@@ -231,13 +237,13 @@ def accept_lengths(algorithm, drafter, schedule, device, params, **options):
     return [n for d in done for n in d.spec.accept_lens]
 
 
-@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_drafter_that_is_the_target_is_always_accepted(algorithm, schedule, device):
     params = SamplingParams(max_new_tokens=24, temperature=1.0, seed=3)
     assert set(accept_lengths(algorithm, "self", schedule, device, params, **OPTIONS)) == {CHAIN[0] + 1}
 
 
-@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_more_is_accepted_than_by_following_the_seeded_sample(algorithm, schedule, device):
     params = SamplingParams(max_new_tokens=60, temperature=1.5, seed=3)
     means = []

@@ -60,6 +60,8 @@ SMALL = {
     "standalone-tree": 92,
     "eagle-chain": 50,
     "eagle-tree": 60,
+    "multi-layer": 50,
+    "frozen-kv": 60,
 }
 
 

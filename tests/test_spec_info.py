@@ -52,7 +52,7 @@ def test_predicates(member):
     assert member.is_ngram() is (member is A.NGRAM)
     assert member.is_eagle() is (member in EAGLE_FAMILY)
     assert member.carries_draft_hidden_states() is (member in EAGLE_FAMILY)
-    assert member.draft_is_shifted() is (member in EAGLE_FAMILY)
+    assert member.draft_is_shifted() is (member in {A.EAGLE, A.EAGLE3})
     assert member.needs_draft_model() is (member in EAGLE_FAMILY | {A.STANDALONE})
     assert member.has_draft_kv() is (member in {A.EAGLE, A.EAGLE3, A.STANDALONE})
     assert member.draft_runs_ahead() is (member is A.STANDALONE)
@@ -84,7 +84,6 @@ def exists(module):
         ((A.NGRAM, False), "NGRAMWorker"),
         ((A.FROZEN_KV_MTP, False), "FrozenKVMTPWorkerV2"),
         ((A.EAGLE, True), "MultiLayerEagleWorkerV2"),
-        ((A.EAGLE3, True), "MultiLayerEagleWorkerV2"),
     ],
 )
 def test_the_table(key, class_name):
@@ -169,7 +168,7 @@ def test_a_broken_worker_shows_its_own_error():
         A.STANDALONE.create_worker(worker_args())
 
 
-@pytest.mark.parametrize("algorithm", [A.NGRAM, A.STANDALONE, A.NONE, A.FROZEN_KV_MTP])
+@pytest.mark.parametrize("algorithm", [A.NGRAM, A.STANDALONE, A.NONE, A.FROZEN_KV_MTP, A.EAGLE3])
 def test_multi_layer_is_for_eagle_only(algorithm):
     with pytest.raises(ValueError, match=f"--enable-multi-layer-eagle.*{algorithm.name}"):
         algorithm.create_worker(worker_args(multi_layer=True))

@@ -223,6 +223,10 @@ REJECTED = [
     ({"enable_multi_layer_eagle": True}, ["--enable-multi-layer-eagle", "--speculative-algorithm"]),
     ({**EAGLE, "speculative_algorithm": "STANDALONE", "enable_multi_layer_eagle": True}, ["STANDALONE"]),
     (
+        {**EAGLE, "speculative_algorithm": "EAGLE3", "enable_multi_layer_eagle": True},
+        ["--enable-multi-layer-eagle", "EAGLE3", "MTP modules", "--speculative-draft-model-path"],
+    ),
+    (
         {**EAGLE, "enable_multi_layer_eagle": True, **trio(3, 2, 4)},
         ["--enable-multi-layer-eagle", "--speculative-eagle-topk 2", "--speculative-eagle-topk 1"],
     ),

@@ -4,7 +4,7 @@ import pytest
 
 from spec_v2 import SamplingParams
 from tests import tiny_models as tiny
-from tests.cells import SETUPS, open_setup, setup_prompts
+from tests.cells import LIVELY, SETUPS, open_setup, setup_prompts
 from tests.harness import sampled
 from tests.surface import assert_at_rest
 from tests.tiny_tokenizers import CHAT, byte_tokenizer, letter_tokenizer
@@ -19,7 +19,9 @@ class Injected(Exception):
 
 def open_texts(open_engine, setup, schedule, device, tokenizer=None, **changes):
     tokenizer = tokenizer or letter_tokenizer()
-    return open_setup(open_engine, setup, schedule, device, tokenizer=tokenizer, **changes)
+    return open_setup(
+        open_engine, setup, schedule, device, tokenizer=tokenizer, **LIVELY.get(setup, {}), **changes
+    )
 
 
 def collect(chunks):

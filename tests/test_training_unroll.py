@@ -1,7 +1,6 @@
 """Training runs what inference runs: features, positions, shifts and recurrent states are the engine's."""
 
 import copy
-from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -10,6 +9,9 @@ import torch
 from spec_v2 import SamplingParams
 from spec_v2.models.eagle3 import default_aux_layers
 from spec_v2.training.capture import Target, with_fused_norms
+from spec_v2.training.kinds import KINDS
+from spec_v2.training.settings import KIND_NAMES
+from spec_v2.training.shards import Batch
 from spec_v2.training.unroll import unroll
 from tests import tiny_models as tiny
 from tests.draft_oracles import EagleOracle
@@ -20,131 +22,131 @@ EVEN = range(0, 64, 2)
 TEXT = tiny.random_prompt(3, 24)
 
 
-@dataclass
-class DraftForward:
-    """One forward of the engine's draft runner for one request. `hidden_in`: what it was given in place of features."""
+def setting(name, device):
+    """(target, draft model)."""
+    if name == "eagle3":
+        return deep_llama(device), eagle3_head(deep_llama(device), EVEN)
+    target = tiny.llama(device)
+    make = {
+        "eagle": tiny.hidden_head,
+        "mtp": partial(tiny.hidden_modules, num_modules=CHAIN[0]),
+        "frozen_kv_mtp": tiny.hidden_reader,
+        "standalone": tiny.noisy_copy,
+    }
+    return target, make[name](target)
 
-    tokens: list[int]
-    positions: list[int]
-    logits: torch.Tensor
-    hidden_in: torch.Tensor
+
+def captured_of(kind, target, head, text):
+    """What training captures of a text."""
+    layers = getattr(head, "target_layers", ())
+    dense = Target(copy.deepcopy(target), kind.aux_layers(target), layers)
+    return dense(torch.tensor([list(text)], device=target.device))
 
 
-def drafting(target, algorithm, head, prompt, schedule="sync"):
-    """All forwards of the drafter while an engine answers `prompt`, and what it answers."""
-    engine = make_engine(target, algorithm, head, CHAIN, schedule=schedule)
-    forwards, forward = [], engine.scheduler.worker.draft_runner.forward
+def drafting(kind, target, head, prompt, schedule="sync"):
+    """(hidden states given, positions, logits of its last row) of all the drafter's forwards while an engine answers."""
+    engine = make_engine(
+        target, kind.algorithm, head, CHAIN, schedule=schedule, enable_multi_layer_eagle=kind.multi_layer
+    )
+    runner = engine.scheduler.worker.draft_runner
+    forwards, forward = [], runner.forward
 
-    def watched(input_ids, positions, forward_batch, logits_at=None, target_hidden=None):
-        out = forward(input_ids, positions, forward_batch, logits_at, target_hidden)
-        forwards.append(
-            DraftForward(input_ids.tolist(), positions.tolist(), out.logits.clone(), target_hidden.clone())
-        )
+    def watched(input_ids, positions, forward_batch, logits_at=None, target_hidden=None, **rest):
+        out = forward(input_ids, positions, forward_batch, logits_at, target_hidden, **rest)
+        hidden = None if target_hidden is None else target_hidden.clone()
+        forwards.append((hidden, positions.tolist(), out.logits[-1].clone()))
         return out
 
-    engine.scheduler.worker.draft_runner.forward = watched
+    runner.forward = watched
     try:
         (done,) = engine.generate([prompt], SamplingParams(max_new_tokens=12))
     finally:
         engine.close()
-    return forwards, [*prompt, *done.output_ids]
+    return forwards, done
 
 
-def rounds_of(forwards, num_steps):
-    """(draft-extend, the draft forwards after it) of each step; the last step's drafts may be missing."""
-    rounds = [forwards[i : i + num_steps] for i in range(0, len(forwards), num_steps)]
-    return [r for r in rounds if len(r) == num_steps]
+def known_by_step(prompt, done):
+    """What was known when the drafts of each step were made: the prompt, then what each step has emitted."""
+    text, known = [*prompt, *done.output_ids], len(prompt) + 1
+    for accepted in done.spec.accept_lens:
+        yield text[:known]
+        known += accepted
 
 
-def setting(algorithm, device):
-    """(target, head, aux layers)."""
-    if algorithm == "EAGLE3":
-        target = deep_llama(device)
-        return target, eagle3_head(target, EVEN), default_aux_layers(LAYERS)
-    target = tiny.llama(device)
-    return target, tiny.hidden_head(target), ()
-
-
-def captured_features(target, layers, text):
-    dense = Target(copy.deepcopy(target), layers)
-    found = dense(torch.tensor([list(text)], device=target.device))
-    return found.aux if layers else found.hidden
-
-
-@pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3"])
-def test_features_are_what_the_engine_gives_the_head(algorithm, schedule, device):
-    target, head, layers = setting(algorithm, device)
-    forwards, text = drafting(target, algorithm, head, TEXT, schedule)
-    features = captured_features(target, layers, text)[0]
+@pytest.mark.parametrize("name", KIND_NAMES)
+def test_each_draft_step_has_the_logits_of_inference(name, device):
+    """What the engine drafted is laid out as a text; training must say of it what the engine said, in every step."""
+    kind, num_steps = KINDS[name], CHAIN[0]
+    target, head = setting(name, device)
+    forwards, done = drafting(kind, target, copy.deepcopy(head), TEXT)
+    ids = head.target_ids if getattr(head, "target_ids", None) is not None else torch.arange(tiny.VOCAB)
+    rounds = [
+        [seen for _, _, seen in forwards[i : i + num_steps]] for i in range(0, len(forwards), num_steps)
+    ]
     num_checked = 0
-    for extend, *_ in rounds_of(forwards, CHAIN[0]):
-        real = [
-            i for i, p in enumerate(extend.positions) if extend.tokens[i] == (text[p + 1 : p + 2] or [-1])[0]
-        ]
-        for i in real[: real[-1] + 1]:
-            torch.testing.assert_close(
-                extend.hidden_in[i], features[extend.positions[i]], atol=1e-9, rtol=1e-9
-            )
+    for known, said in zip(known_by_step(TEXT, done), rounds, strict=False):
+        text = [*known, *(int(ids[logits.argmax()]) for logits in said), 0]
+        batch = Batch(torch.tensor([text], device=device), ids[:0], (), len(text))
+        states = kind.states(copy.deepcopy(head), batch, captured_of(kind, target, head, text), num_steps)
+        for step, logits in enumerate(said):
+            # a head's chain starts at the newest position with features; a small LM reads on
+            row = len(known) - 2 if kind.first_lead else len(known) - 1 + step
+            state = states[step if kind.first_lead else 0][0, row]
+            torch.testing.assert_close(kind.readout(head, state[None], step)[0], logits, atol=1e-9, rtol=1e-9)
             num_checked += 1
-            break  # rows behind the first wrong one are garbage
-    assert num_checked > 3
+    assert num_checked >= 3 * num_steps
 
 
-@pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3"])
-def test_each_draft_step_has_the_logits_of_inference(algorithm, device):
-    """What the engine's draft loop drafted is laid out as a text; training must say of it what the engine said."""
-    target, head, layers = setting(algorithm, device)
-    forwards, text = drafting(target, algorithm, copy.deepcopy(head), TEXT)
-    num_steps, checked = CHAIN[0], set()
-    for _, *drafted in rounds_of(forwards, num_steps):
-        start = drafted[0].positions[0] - 1  # the newest position with features: the chain's start
-        drafts = [step.tokens[0] for step in drafted]
-        laid_out = [*text[: start + 2], *drafts, 0]
-        states = unroll(
-            copy.deepcopy(head),
-            torch.tensor([laid_out], device=device),
-            captured_features(target, layers, laid_out),
-            num_steps,
-        )
-        for step, seen in enumerate(drafted, 1):
-            assert seen.positions == [start + step]
-            mine = head.readout(states[step][0, start])
-            torch.testing.assert_close(mine, seen.logits[0], atol=1e-9, rtol=1e-9)
-            checked.add(step)
-    assert checked == set(range(1, num_steps))
+@pytest.mark.parametrize("name", ["eagle", "eagle3"])
+def test_features_are_what_the_engine_gives_the_head(name, schedule, device):
+    """Those of the prompt, and after every step the newest accepted token's."""
+    kind = KINDS[name]
+    target, head = setting(name, device)
+    forwards, done = drafting(kind, target, head, TEXT, schedule)
+    captured = captured_of(kind, target, head, [*TEXT, *done.output_ids])
+    features = (captured.aux if name == "eagle3" else captured.hidden)[0]
+    (prompt_hidden, prompt_positions, _), *later = forwards
+    torch.testing.assert_close(prompt_hidden, features[prompt_positions], atol=1e-9, rtol=1e-9)
+    extends = later[CHAIN[0] - 1 :: CHAIN[0]]
+    for accepted, (hidden, positions, _) in zip(done.spec.accept_lens, extends, strict=False):
+        real = [p for p in positions[:accepted] if p < len(features)]
+        torch.testing.assert_close(hidden[: len(real)], features[real], atol=1e-9, rtol=1e-9)
+    assert len(extends) >= 3
 
 
-@pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3"])
-def test_every_position_starts_a_chain(algorithm, device):
+@pytest.mark.parametrize("name", ["eagle", "eagle3"])
+def test_every_position_starts_a_chain(name, device):
     """Against full forwards without any of our attention; rows of a batch do not see each other."""
-    target, head, layers = setting(algorithm, device)
-    oracle = EagleOracle(target, head) if algorithm == "EAGLE" else Eagle3Oracle(target, head, EVEN)
+    kind = KINDS[name]
+    target, head = setting(name, device)
+    oracle = EagleOracle(target, head) if name == "eagle" else Eagle3Oracle(target, head, EVEN)
     other = tiny.random_prompt(4, len(TEXT))
     tokens = torch.tensor([TEXT, other], device=device)
-    dense = Target(copy.deepcopy(target), layers)
-    captured = dense(tokens)
-    states = unroll(copy.deepcopy(head), tokens, captured.aux if layers else captured.hidden, 4)
+    captured = Target(copy.deepcopy(target), kind.aux_layers(target))(tokens)
+    states = kind.states(copy.deepcopy(head), Batch(tokens, tokens[0], (), 0), captured, 4)
     for row, text in enumerate((TEXT, other)):
         for step in range(4):
             for start in (0, 1, 7, 13, len(text) - 3 - step):
                 wanted = oracle.next_logits(text[: start + 2], text[start + 2 : start + 2 + step])
                 mine = head.readout(states[step][row, start])
-                wanted = wanted[list(EVEN)] if algorithm == "EAGLE3" else wanted
+                wanted = wanted[list(EVEN)] if name == "eagle3" else wanted
                 torch.testing.assert_close(mine, wanted, atol=1e-8, rtol=1e-8)
 
 
 def test_aux_features_are_the_inputs_of_the_layers(device):
     target = deep_llama(device)
-    found = captured_features(target, default_aux_layers(LAYERS), TEXT)[0]
+    found = Target(copy.deepcopy(target), default_aux_layers(LAYERS))(
+        torch.tensor([TEXT], device=device)
+    ).aux[0]
     torch.testing.assert_close(found, aux_features(target, TEXT), atol=1e-9, rtol=1e-9)
 
 
 def test_gradients_are_those_of_separate_chains(device):
     """The unrolled pass and one full forward per chain and step give the same gradient."""
-    target, head, layers = setting("EAGLE3", device)
+    target, head = setting("eagle3", device)
     text, num_steps = TEXT[:9], 3
     tokens = torch.tensor([text], device=device)
-    features = captured_features(target, layers, text)
+    features = captured_of(KINDS["eagle3"], target, head, text).aux
 
     def gradient(states_of):
         mine = copy.deepcopy(head).requires_grad_()
@@ -176,9 +178,9 @@ def test_gradients_are_those_of_separate_chains(device):
 
 
 def test_padding_and_later_tokens_are_not_seen(device):
-    target, head, layers = setting("EAGLE3", device)
+    target, head = setting("eagle3", device)
     tokens = torch.tensor([TEXT, (*TEXT[:16], *[0] * 8)], device=device)
-    dense = Target(copy.deepcopy(target), layers)
+    dense = Target(copy.deepcopy(target), default_aux_layers(LAYERS))
     states = unroll(copy.deepcopy(head), tokens, dense(tokens).aux, 3)
     for step, state in enumerate(states):
         last = 16 - 2 - step

@@ -154,6 +154,137 @@ def _eagle_head(target: Any, seed: int, **options: Any) -> Any:
     return in_float64(seeded(lambda: EagleHead(config, target, **options), seed)).to(device)
 
 
+def hidden_modules(target: Any, num_modules: int = 5, seed: int = 3) -> Any:
+    """MTP modules whose drafts depend on the target's hidden states, and on each other's output."""
+    from spec_v2.models.mtp import MtpHead
+
+    return in_float64(seeded(lambda: MtpHead(target.config, target, num_modules=num_modules), seed)).to(
+        target.device
+    )
+
+
+def constructed_modules(target: Any, sigma: float = 0.0, num_modules: int = 5, seed: int = 7) -> Any:
+    """MTP modules that repeat their one-layer, sliding-window target and ignore hidden states.
+
+    Module `i` sees tokens `1 + i ..`; once those that it does not see have left the window it says what the target will
+    say. The target's embedding has rows of one length (`even_mistral`), so that a norm leaves them as they are. `sigma`:
+    noise on the LM head.
+    """
+    head = hidden_modules(target, num_modules)
+    width, eps = target.config.hidden_size, target.config.rms_norm_eps
+    for module in head.decoder.mtp:
+        module.enorm.weight.data.fill_((1 + eps) ** 0.5)
+        module.eh_proj.weight.data.zero_()
+        module.eh_proj.weight.data[:, :width] = torch.eye(width)
+        module.body.layers.load_state_dict(target.model.layers.state_dict())
+        module.shared_head.norm.load_state_dict(target.model.norm.state_dict())
+    if sigma:
+        head.lm_head = with_noise(target.lm_head, sigma, seed)
+    return head
+
+
+@cache
+def even_mistral(device: torch.device) -> Any:
+    """The target of the constructed MTP modules: embeddings with a root mean square of 1."""
+
+    def make(seed: int) -> Any:
+        model = sliding_mistral(seed)
+        weight = model.model.embed_tokens.weight.data
+        weight /= weight.square().mean(1, keepdim=True).sqrt()
+        return model
+
+    return lively(make).to(device)
+
+
+def hidden_reader(target: Any, layers: Sequence[int] = (1, 0), seed: int = 3) -> Any:
+    """A frozen-KV head, narrower than the target, whose drafts depend on hidden states and on the KV that it reads."""
+    from spec_v2.models.frozen_kv_mtp import FrozenKvHead
+
+    config = copy.deepcopy(target.config)
+    config.num_hidden_layers, config.target_layer_ids = len(layers), list(layers)
+    config.head_dim, config.hidden_size, config.num_attention_heads = 8, 24, 6
+
+    def make() -> Any:
+        head = FrozenKvHead(config, target, own_lm_head=True)
+        for name, parameter in head.named_parameters():
+            if parameter.dim() > 1 and "embed_tokens" not in name:
+                parameter.data.normal_(std=0.5)  # else it would hardly look at the KV
+        return head
+
+    return in_float64(seeded(make, seed)).to(target.device)
+
+
+MARKS = (60, 61, 62, 63)
+_MARK, _CONSTANT = 30, 31  # dimensions of the embedding
+
+
+def marked_prompt(seed: int, length: int) -> tuple[int, ...]:
+    """A random prompt in which one to three places hold marks."""
+    prompt = [token % MARKS[0] for token in random_prompt(seed, length)]
+    for i in range(1 + seed % 3):
+        prompt[(seed * 7 + 3 * i) % length] = MARKS[(seed + i) % len(MARKS)]
+    return tuple(prompt)
+
+
+@cache
+def marked_llama(device: torch.device) -> Any:
+    """The target of the constructed frozen-KV head: its one layer attends to the prompt's marks and to nothing else.
+
+    A drafter without KV of its own sees neither the newest token's keys nor those of its drafts, and always asks from
+    one place. So it can be certain only of a target to which neither matters: all marks have one key, other tokens
+    one that gets a weight below 1e-30, positions turn neither, and a mark is never said. Tokens
+    still depend on which marks the prompt has, by way of their values.
+    """
+    for seed in range(15, 50):  # none below it will do
+        model = _marked_llama(seed)
+        oracle = Oracle(model)
+        try:
+            texts = [oracle.tokens(marked_prompt(i, 6), 40) for i in range(8)]
+        except NearTie:
+            continue
+        if min(len(set(text)) for text in texts) >= 5 and len({tuple(text[20:]) for text in texts}) == 8:
+            return model.to(device)
+    raise AssertionError("no seed gives a lively model")
+
+
+def _marked_llama(seed: int) -> Any:
+    rope = {"rope_type": "default", "rope_theta": 1e30}  # only the first of four frequencies turns
+    model = random_llama(seed, num_hidden_layers=1, rope_parameters=rope)
+    embedding, layer = model.model.embed_tokens.weight.data, model.model.layers[0]
+    embedding[:, _MARK], embedding[:, _CONSTANT] = 0.0, 2.0
+    embedding[list(MARKS), _MARK] = 2.0
+    rest = embedding[:, :_MARK]
+    left = len(embedding[0]) - embedding[:, _MARK:].square().sum(1, keepdim=True)
+    rest *= (
+        left / rest.square().sum(1, keepdim=True)
+    ).sqrt()  # a root mean square of 1, so that a norm changes nothing
+    for projection, read in ((layer.self_attn.q_proj, _CONSTANT), (layer.self_attn.k_proj, _MARK)):
+        projection.weight.data.zero_()
+        projection.weight.data[3::8, read] = 8.0  # of each head, what the slowest frequency turns
+    layer.self_attn.o_proj.weight.data *= 0.1  # else marks would outweigh the newest token
+    for projection in (layer.self_attn.o_proj, layer.mlp.down_proj):
+        projection.weight.data[_CONSTANT] = 0.0
+    model.lm_head.weight.data[list(MARKS)] = 0.0
+    model.lm_head.weight.data[list(MARKS), _CONSTANT] = -500.0
+    return model
+
+
+def constructed_reader(target: Any, sigma: float = 0.0, seed: int = 7) -> Any:
+    """A frozen-KV head that repeats `marked_llama`'s layer on that model's own KV and ignores hidden states."""
+    from spec_v2.models.frozen_kv_mtp import FrozenKvHead
+
+    head = in_float64(seeded(lambda: FrozenKvHead(copy.deepcopy(target.config), target), seed))
+    width, layer = target.config.hidden_size, head.decoder.layers[0]
+    own = {k: v for k, v in target.model.layers[0].state_dict().items() if k in layer.state_dict()}
+    layer.load_state_dict(own)
+    head.decoder.norm.load_state_dict(target.model.norm.state_dict())
+    head.decoder.pre_projection.weight.data.zero_()
+    head.decoder.pre_projection.weight.data[:, :width] = torch.eye(width)
+    if sigma:
+        head.lm_head = with_noise(target.lm_head, sigma, seed)
+    return head.to(target.device)
+
+
 # -- plain decoding ----------------------------------------------------------------------------------------
 
 

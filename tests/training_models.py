@@ -1,18 +1,17 @@
 """A tiny instruct model for training: it has a chat template, and its text ends now and then."""
 
+from pathlib import Path
 from typing import Any
 
-import torch
-
 from tests.eagle3_models import LAYERS
-from tests.tiny_models import VOCAB, config_kwargs, seeded
+from tests.tiny_models import config_kwargs, seeded
 from tests.tiny_tokenizers import CHAT, letter_tokenizer
 
 EOS = 7
 
 
 def tiny_instruct(seed: int = 0, **changes: Any) -> Any:
-    """In float32, as training on a CPU is. Deep enough for EAGLE-3, and tame enough to be learnt."""
+    """In float32, as training on a CPU is. Deep enough for EAGLE-3, with room for the held-out prompts in letters."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     settings = {
@@ -20,8 +19,8 @@ def tiny_instruct(seed: int = 0, **changes: Any) -> Any:
         "initializer_range": 0.3,
         "eos_token_id": EOS,
         "max_position_embeddings": 512,
-    } | changes
-    config = LlamaConfig(**config_kwargs(**settings))
+    }
+    config = LlamaConfig(**config_kwargs(**settings | changes))
     return seeded(lambda: LlamaForCausalLM(config), seed).eval().requires_grad_(False)
 
 
@@ -32,7 +31,7 @@ def tiny_chat_tokenizer() -> Any:
     return tokenizer
 
 
-def save_tiny_instruct(folder: Any) -> Any:
+def save_tiny_instruct(folder: Path) -> Path:
     """Model and tokenizer as a folder for the command line."""
     from spec_v2.models.gguf_cache import quiet_transformers
 
@@ -40,10 +39,3 @@ def save_tiny_instruct(folder: Any) -> Any:
         tiny_instruct().save_pretrained(folder)
         tiny_chat_tokenizer().save_pretrained(folder)
     return folder
-
-
-def ids(*texts: Any) -> torch.Tensor:
-    return torch.tensor([list(text) for text in texts])
-
-
-__all__ = ["EOS", "VOCAB", "ids", "save_tiny_instruct", "tiny_chat_tokenizer", "tiny_instruct"]

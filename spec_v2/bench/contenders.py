@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from spec_v2.bench.cost_model import StepTimes, decode_seconds, step_times
+from spec_v2.bench.settings import name_of
 from spec_v2.completion import Completion
 from spec_v2.engine import Engine
 from spec_v2.observability.metrics import SpecMetrics
@@ -69,16 +70,18 @@ class EngineContender(Contender):
     """One engine: an algorithm under a schedule. Whoever opened the engine closes it."""
 
     def __init__(self, name: str, engine: Engine) -> None:
-        algorithm = engine.server_args.algorithm
         self.name, self.engine = name, engine
-        self.algorithm = "none" if algorithm.is_none() else algorithm.name
+        self.algorithm = name_of(engine.server_args)
         self.schedule = engine.server_args.schedule
 
     @property
     def draft_passes(self) -> int:
-        """Forwards that grow a tree; the first drafts come from the step before. NGRAM and ORACLE look once."""
+        """Forwards that grow a tree; the first drafts come from the step before. NGRAM and ORACLE look once, and so
+        does a worker whose modules have drafted already; a drafter without KV of its own drafts all levels here."""
         args = self.engine.server_args
-        return max(1, args.num_steps - 1) if args.algorithm.needs_draft_model() else 1
+        if not args.algorithm.needs_draft_model() or args.enable_multi_layer_eagle:
+            return 1
+        return max(1, args.num_steps - 1) if args.algorithm.has_draft_kv() else args.num_steps
 
     def run(self, prompts: Prompts, max_new_tokens: int) -> Sample:
         params = SamplingParams(max_new_tokens=max_new_tokens, ignore_eos=True)

@@ -11,18 +11,22 @@ from spec_v2.models.gguf_cache import PACKAGED_MODELS
 from spec_v2.models.shipped import shipped_draft
 from spec_v2.server_args import ServerArgs, add_cli_args, flag_of, from_cli_args
 from spec_v2.spec_info import SpeculativeAlgorithm
+from spec_v2.spec_registry import CustomAlgorithm
 
 T = TypeVar("T")
 
 SCHEDULES = ("sync", "overlap")
 OTHERS = ("transformers",)
 ORACLE = "ORACLE"
+MULTI_LAYER = "MULTI_LAYER_EAGLE"
+"""EAGLE with `enable_multi_layer_eagle`, which is one of the settings and no algorithm, under a name of its own."""
 STAND_IN_LAYERS = 6
 """Layers of the target that draft for it where STANDALONE is given no draft model."""
 
 _CHOSEN_HERE = {
     "speculative_algorithm": "--algorithms",
     "disable_overlap_schedule": "--schedules",
+    "enable_multi_layer_eagle": f"--algorithms {MULTI_LAYER}",
     "disable_radix_cache": "nothing: each repetition computes its prompts anew",
 }
 
@@ -112,7 +116,7 @@ def settings_from(options: argparse.Namespace) -> BenchSettings:
 def server_args_of(settings: BenchSettings, algorithm: str, schedule: str) -> ServerArgs:
     """The engine of one contender: of the speculative settings, those that its algorithm uses."""
     args = settings.server_args
-    kind = SpeculativeAlgorithm.from_string(algorithm)
+    kind = kind_of(algorithm)
     changes: dict[str, Any] = {
         spec.name: spec.default
         for spec in fields(args)
@@ -124,13 +128,25 @@ def server_args_of(settings: BenchSettings, algorithm: str, schedule: str) -> Se
         args,
         **changes
         | {
-            "speculative_algorithm": None if kind.is_none() else algorithm,
+            "speculative_algorithm": None if kind.is_none() else kind.name,
             "disable_overlap_schedule": schedule == "sync",
             "disable_radix_cache": True,
             "max_running_requests": max(settings.batch_sizes),
-            "enable_multi_layer_eagle": args.enable_multi_layer_eagle and kind.is_eagle(),
+            "enable_multi_layer_eagle": algorithm == MULTI_LAYER,
         },
     )
+
+
+def kind_of(algorithm: str) -> SpeculativeAlgorithm | CustomAlgorithm:
+    """What runs under a contender's name."""
+    return SpeculativeAlgorithm.from_string("EAGLE" if algorithm == MULTI_LAYER else algorithm)
+
+
+def name_of(args: ServerArgs) -> str:
+    """The contender's name of an engine's settings."""
+    if args.enable_multi_layer_eagle:
+        return MULTI_LAYER
+    return "none" if args.algorithm.is_none() else args.algorithm.name
 
 
 def draft_path_of(settings: BenchSettings, algorithm: str) -> str | None:
@@ -148,7 +164,7 @@ def draft_path_of(settings: BenchSettings, algorithm: str) -> str | None:
 
 def _uses(algorithm: str, name: str) -> bool:
     """Whether an algorithm takes notice of a speculative setting; the engine checks how they fit together."""
-    kind = SpeculativeAlgorithm.from_string(algorithm)
+    kind = kind_of(algorithm)
     if kind.is_none() or name == "speculative_algorithm":
         return False
     if name.startswith("speculative_ngram_") or name == "speculative_adaptive":
@@ -222,6 +238,8 @@ def _algorithm(text: str) -> str:
         from spec_v2.bench.oracle import register_oracle  # needs torch
 
         register_oracle()
+    if text.upper() == MULTI_LAYER:
+        return MULTI_LAYER
     try:
         algorithm = SpeculativeAlgorithm.from_string(text)
     except ValueError as error:

@@ -48,7 +48,7 @@ def build_kv_cache(
     workspace_bytes: int = 0,
     max_total_tokens: int | None = None,
     mem_fraction: float | None = None,
-    pair_keys: bool = False,
+    lookahead: int = 0,
     prefix_cache: bool = False,
 ) -> KvCache:
     """Size and allocate the cache.
@@ -56,8 +56,8 @@ def build_kv_cache(
     `slots_per_step`: row positions one decode step may write. `workspace_bytes`: what the largest step needs beside
     the cache, left alone where the pool takes its share of the memory. A row is wide enough for a full context and
     two steps' reserve. `max_total_tokens` is the pool's size in tokens; None takes `mem_fraction` of the memory
-    (by default 2 GiB on a CPU, 60% of what is free on CUDA), at most what all rows can hold. `pair_keys`:
-    prefixes are keyed by token pairs, as shifted drafts need. Raises ValueError where the pool would not hold
+    (by default 2 GiB on a CPU, 60% of what is free on CUDA), at most what all rows can hold. `lookahead`:
+    tokens behind a cached page that its draft KV depends on. Raises ValueError where the pool would not hold
     a single page, or more slots than a row table can name.
     """
     row_width = context_length + 2 * slots_per_step + page_size
@@ -86,7 +86,7 @@ def build_kv_cache(
         row_table=RowTable(max_running_requests + 1, row_width, device),
         pages=pages,
         rows=RowAllocator(max_running_requests + 1),
-        prefix=PrefixCache(pages, pair_keys=pair_keys, enabled=prefix_cache),
+        prefix=PrefixCache(pages, lookahead=lookahead, enabled=prefix_cache),
     )
 
 

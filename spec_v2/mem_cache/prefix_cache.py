@@ -2,7 +2,7 @@
 
 A tree of pages: an edge is the tokens of one page. For shifted drafts (EAGLE) the KV of position `p` depends on
 token `p + 1` too, so an edge also holds the first token after its page: keys are token pairs, written as one
-run. A page belongs to the tree from the moment it enters; requests that use it hold a lock on its node.
+run. MTP modules look further ahead, each by one token more, and an edge holds as many. A page belongs to the tree from the moment it enters; requests that use it hold a lock on its node.
 """
 
 import heapq
@@ -25,11 +25,14 @@ class Node:
 
 
 class PrefixCache:
-    """`match` and `lock` on admission, `insert` as KV becomes final, `unlock` at release, `evict` when short."""
+    """`match` and `lock` on admission, `insert` as KV becomes final, `unlock` at release, `evict` when short.
 
-    def __init__(self, pages: PageAllocator, *, pair_keys: bool, enabled: bool = True) -> None:
+    `lookahead`: tokens behind a page that its KV depends on.
+    """
+
+    def __init__(self, pages: PageAllocator, *, lookahead: int, enabled: bool = True) -> None:
         self.pages = pages
-        self.pair_keys = pair_keys
+        self.lookahead = lookahead
         self.enabled = enabled
         self._clock = 0
         self.reset()
@@ -55,7 +58,7 @@ class PrefixCache:
     def insert(self, tokens: Sequence[int], pages: Sequence[int], path: list[Node]) -> None:
         """Give the tree a request's pages behind `path`, its locked nodes; `path` grows by what it took.
 
-        `tokens`: those whose KV is final, plus the one after them where keys are pairs. Stops at a page that
+        `tokens`: those whose KV is final, plus the one after them where keys look ahead. Stops at a page that
         the tree has already from somebody else: the request keeps its own copy until release.
         """
         node = path[-1] if path else self.root
@@ -112,10 +115,10 @@ class PrefixCache:
 
     def _key(self, tokens: Sequence[int], index: int) -> tuple[int, ...]:
         size = self.pages.page_size
-        return tuple(tokens[index * size : (index + 1) * size + self.pair_keys])
+        return tuple(tokens[index * size : (index + 1) * size + self.lookahead])
 
     def _is_full(self, index: int, num_tokens: int) -> bool:
-        return (index + 1) * self.pages.page_size + self.pair_keys <= num_tokens
+        return (index + 1) * self.pages.page_size + self.lookahead <= num_tokens
 
     def _tick(self) -> int:
         self._clock += 1

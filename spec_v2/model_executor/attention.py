@@ -54,6 +54,7 @@ class GeometryProbe:
     def __init__(self) -> None:
         self.layers: dict[int, LayerGeometry] = {}
         self.options: dict[int, dict[str, Any]] = {}  # what each layer passes on to `attend_written`
+        self.num_readers = 0  # layers without keys and values of their own
         self.unknown: set[str] = set()
 
     @property
@@ -62,18 +63,26 @@ class GeometryProbe:
         return tuple(self.layers[i] for i in sorted(self.layers))
 
     def record(
-        self, layer: int, key: Tensor, value: Tensor, options: dict[str, Any], kwargs: dict[str, Any]
+        self,
+        layer: int,
+        key: Tensor | None,
+        value: Tensor | None,
+        options: dict[str, Any],
+        kwargs: dict[str, Any],
     ) -> None:
-        self.layers[layer] = LayerGeometry(key.shape[1], key.shape[3], value.shape[3])
-        self.options[layer] = options
+        if key is None or value is None:
+            self.num_readers += 1
+        else:
+            self.layers[layer] = LayerGeometry(key.shape[1], key.shape[3], value.shape[3])
+            self.options[layer] = options
         self.unknown |= {k for k, v in kwargs.items() if v is not None and k not in HONOURED | HARMLESS}
 
 
 def slot_attention(
     module: torch.nn.Module,
     query: Float[Tensor, "1 heads t key_dim"],
-    key: Float[Tensor, "1 kv_heads t key_dim"],
-    value: Float[Tensor, "1 kv_heads t value_dim"],
+    key: Float[Tensor, "1 kv_heads t key_dim"] | None,
+    value: Float[Tensor, "1 kv_heads t value_dim"] | None,
     attention_mask: Tensor | None,
     *,
     forward_batch: Any = None,
@@ -86,7 +95,8 @@ def slot_attention(
     """Attend over slots. Returns `[1, t, heads, value_dim]`, as transformers expects.
 
     `scaling`, `sliding_window` (tokens), `softcap` and `s_aux` (attention sinks, one logit per head) mean
-    what they mean in transformers. Raises RuntimeError without a `forward_batch`.
+    what they mean in transformers. Without `key` and `value` nothing is written: the layer reads what another model
+    has left there. Raises RuntimeError without a `forward_batch`.
     """
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     options: dict[str, Any] = {
@@ -97,12 +107,14 @@ def slot_attention(
     }
     if isinstance(forward_batch, GeometryProbe):
         forward_batch.record(layer, key, value, options, kwargs)
-        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
+        width = query.shape[-1] if value is None else value.shape[-1]
+        return query.new_zeros(1, query.shape[2], query.shape[1], width), None
     if not isinstance(forward_batch, ForwardBatch):
         raise NotOnSlots("this model runs on spec_v2's slots: call it through ModelRunner.forward")
 
-    key, value = key[0].transpose(0, 1), value[0].transpose(0, 1)
-    forward_batch.kv_pool.write(layer, forward_batch.out_slots, key, value)
+    if key is not None and value is not None:
+        key, value = key[0].transpose(0, 1), value[0].transpose(0, 1)
+        forward_batch.kv_pool.write(layer, forward_batch.out_slots, key, value)
     return attend_written(layer, query[0].transpose(0, 1), forward_batch, **options)[None], None
 
 

@@ -125,6 +125,51 @@ def window_forward_batch(
     return ForwardBatch(kv_pool, window_slots[:, -num_queries:].flatten(), (group,))
 
 
+def reading_forward_batch(
+    *,
+    kv_pool: KvPool,
+    row_table: RowTable,
+    rows: Int[Tensor, " b"],
+    prefix_lens: Int[Tensor, " b"],
+    max_prefix_len: int,
+    num_queries: int,
+) -> ForwardBatch:
+    """`num_queries` tokens of each request read its prefix from where its last token is, and write nothing.
+
+    The padding row has no prefix; its tokens read the padding slot, which is finite.
+    """
+    last = (prefix_lens - 1).clamp(min=0)[:, None]
+    query_positions = last.expand(-1, num_queries)
+    nothing = rows[:0]
+    if reads_in_place(kv_pool):
+        # the last token is the window: a window's KV must be finite, and what lies behind the prefix need not be
+        window = TreeWindow(
+            visible=torch.ones(len(rows), num_queries, 1, dtype=torch.bool, device=rows.device),
+            query_positions=query_positions.contiguous(),
+            window_positions=last,
+        )
+        view = PagedView(
+            table=row_table.slots,
+            rows=rows,
+            prefix_lens=last[:, 0],
+            max_prefix_len=min(max_prefix_len, row_table.width),
+            max_queries=num_queries,
+            window=window,
+        )
+        return ForwardBatch(kv_pool, nothing, paged=view)
+    slots = row_table.prefix(rows, max_prefix_len)
+    offsets = torch.arange(slots.shape[1], device=rows.device)
+    seen = offsets <= last
+    group = AttentionGroup(
+        start=0,
+        key_slots=torch.where(seen, slots, 0),
+        key_positions=offsets.expand_as(slots),
+        query_positions=query_positions,
+        mask=seen[:, None].expand(-1, num_queries, -1),
+    )
+    return ForwardBatch(kv_pool, nothing, (group,))
+
+
 def extend_forward_batch(
     *,
     kv_pool: KvPool,

@@ -159,6 +159,8 @@ class Trial:
 
     def __init__(self, model: Any, layers: list[nn.Module]) -> None:
         probe = probe_attention(model, "model_path")
+        if probe.num_readers:
+            raise ValueError("its attention reads another model's KV")
         self.options = probe.options
         parameter = next(model.parameters())
         self.batch = _random_batch(probe.geometry, parameter.dtype, parameter.device)

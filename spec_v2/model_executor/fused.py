@@ -3,7 +3,7 @@
     norm (with the sum before it) -> q, k, v -> rotary and KV write -> attention -> output projection
     norm (with the sum before it) -> gate, up, silu(gate) * up -> down
 
-The gating is a launch of its own where tokens are many.
+The gating is a launch of its own where there is more than one token.
 A layer written as separate PyTorch operations launches about 35 kernels; for one token each of them takes longer to start
 than to run. Modules keep their places, names, weights and hooks: a fused layer is a `forward` set on the instance
 (`del layer.forward` takes it off), which falls back to the module's own wherever no forward batch is given. Layers are
@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from spec_v2.kernels.few_token_linear import MAX_TOKENS, few_token_gated, few_token_linear
+from spec_v2.kernels.few_token_linear import MAX_TOKENS, few_token_linear, one_token_gated
 from spec_v2.kernels.rms_norm import add_rms_norm, rms_norm
 from spec_v2.kernels.rotary_angles import rotary_angles
 from spec_v2.kernels.rotary_kv_write import HeadNorms, rotary_kv_write
@@ -194,7 +194,7 @@ class FusedAttention:
 
 
 class FusedMlp:
-    """Gate and up in one product, with the gating where the tokens are few, else that in one kernel; down."""
+    """Gate and up in one product, the gating in one kernel (with the product where there is one token), down."""
 
     def __init__(self, mlp: Any) -> None:
         parts = {name for name, _ in mlp.named_children()}
@@ -209,8 +209,8 @@ class FusedMlp:
     def __call__(self, x: Float[Tensor, "t h"]) -> Float[Tensor, "t h"]:
         first = self.module.gate_proj
         weight = first.product.weight
-        if len(x) <= MAX_TOKENS and x.dtype == weight.dtype and first.product.bias is None:
-            return self.module.down_proj(few_token_gated(x, weight))  # type: ignore[no-any-return]
+        if len(x) == 1 and x.dtype == weight.dtype and first.product.bias is None:
+            return self.module.down_proj(one_token_gated(x, weight))  # type: ignore[no-any-return]
         return self.module.down_proj(silu_mul(*first.product(x).split(first.sizes, 1)))  # type: ignore[no-any-return]
 
 

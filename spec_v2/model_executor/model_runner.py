@@ -60,7 +60,7 @@ class ModelRunner:
             self.detach()
             raise
         self.vocab_size = int(self.model.config.vocab_size)
-        self.hidden_size = int(self.model.config.hidden_size)
+        self.hidden_size = int(getattr(self.model, "recurrent_size", None) or self.model.config.hidden_size)
         # ids in the target's vocabulary, of a head whose vocabulary is a part of it
         self.target_ids: Tensor | None = getattr(self.model, "target_ids", None)
 
@@ -75,9 +75,11 @@ class ModelRunner:
         forward_batch: ForwardBatch,
         logits_at: Int[Tensor, " r"] | None = None,
         target_hidden: Float[Tensor, "t h"] | None = None,
+        module: int | None = None,
     ) -> ModelOutput:
         """One forward over `t` tokens. `logits_at` picks the tokens whose logits are wanted (None: all).
 
+        `module`: which one of a draft model that has one for each draft step.
         `positions` beyond the context are clamped: only drafts that cannot be emitted any more have them.
         """
         extra: dict[str, Any] = {}
@@ -85,6 +87,8 @@ class ModelRunner:
             extra["logits_to_keep"] = logits_at
         if target_hidden is not None:
             extra["target_hidden"] = target_hidden[None]
+        if module is not None:
+            extra["module"] = module
         self._is_mine = True
         try:
             output = self.model(
@@ -188,9 +192,9 @@ def probe_attention(model: Any, field: str) -> GeometryProbe:
             "use a model whose attention is plain softmax over keys (sliding windows, softcap, sinks are fine)"
         )
     num_layers = int(config.num_hidden_layers)
-    if sorted(probe.layers) != list(range(num_layers)):
+    if sorted(probe.layers) != list(range(num_layers - probe.num_readers)):
         raise ValueError(
-            f"{field}={name}: {len(probe.layers)} of {num_layers} layers call transformers' attention "
+            f"{field}={name}: {len(probe.layers) + probe.num_readers} of {num_layers} layers call transformers' attention "
             "interface; recurrent and custom layers are not supported, use an attention-only causal LM"
         )
     return probe

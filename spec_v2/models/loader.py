@@ -192,11 +192,12 @@ def _find_on_hub(hub_id: str, role: str, weights: bool) -> _Source:
 @contextlib.contextmanager
 def _explained(source: _Source) -> Iterator[None]:
     """Turn what is said about a missing, damaged or unreachable file into a refusal."""
+    from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
     try:
         yield
-    except (OSError, ImportError, ValueError, SafetensorError) as error:
+    except (OSError, ImportError, ValueError, SafetensorError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())
         if source.is_local:
             raise source.refusal(

@@ -163,7 +163,7 @@ class BatchPlanner:
         req.cached_path = prefix
         req.pages = [node.page for node in prefix]
         req.cached_tokens = max(req.cached_tokens, num_cached)
-        req.kv_committed_len = num_cached
+        req.kv_committed_len = req.prefill_start = num_cached
         self._own(req, wanted + len(prefix))
         return req
 
@@ -189,6 +189,9 @@ class BatchPlanner:
                 input_ids=host([t for chunk in chunks for t in chunk]),
                 prefix_lens=tuple(start for start, _ in spans),
                 extend_lens=tuple(end - start for start, end in spans),
+                resumed_lens=tuple(
+                    start - r.prefill_start for r, (start, _) in zip(reqs, spans, strict=True)
+                ),
                 next_ids=host(next_ids),
                 known_ids=host(known if self.keeps_known_ids else []),
                 count_reset=self._count_reset(reqs),
@@ -273,9 +276,8 @@ class BatchPlanner:
 
     def keep_prefix(self, req: Request) -> None:
         """Let others share the pages whose KV is final: up to the newest token that the host knows."""
-        tokens = (req.prompt_ids + tuple(req.output_ids))[: req.kv_committed_len + 1]
-        if not self.cache.prefix.pair_keys:
-            tokens = tokens[: req.kv_committed_len]
+        known = req.kv_committed_len + (self.cache.prefix.lookahead > 0)  # draft KV knows the token behind
+        tokens = (req.prompt_ids + tuple(req.output_ids))[:known]
         self.cache.prefix.insert(tokens, req.pages, req.cached_path)
 
     def release(self, req: Request) -> None:

@@ -53,6 +53,7 @@ class Request:
     pages: list[int] = field(default_factory=list)
     cached_path: list[Node] = field(default_factory=list)  # nodes that own the first of its pages
     cached_tokens: int = 0
+    prefill_start: int = 0  # tokens that were cached when its prefill began
     epoch: int = 0  # counts retractions; results of an earlier epoch are dropped
     kv_committed_len: int = 0
     kv_allocated_len: int = 0

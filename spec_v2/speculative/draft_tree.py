@@ -5,6 +5,7 @@ probabilities along the path, and takes the best `k` as the next frontier (EAGLE
 attends to the request's prefix and to its real ancestors, never to what another branch left behind.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -12,13 +13,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from spec_v2.kernels.build_tree import build_tree
-from spec_v2.kernels.draft_frontier import expand_frontier, start_frontier
+from spec_v2.kernels.draft_frontier import Frontier, expand_frontier, start_frontier
 from spec_v2.kernels.row_slots import place_window
 from spec_v2.kernels.sample_nodes import SamplingInputs
 from spec_v2.kernels.top_k import top_k_probs
 from spec_v2.mem_cache.kv_cache_builder import KvCache
 from spec_v2.model_executor.forward_batch import window_forward_batch
-from spec_v2.model_executor.model_runner import ModelRunner
+from spec_v2.model_executor.model_runner import ModelOutput, ModelRunner
 from spec_v2.speculative.rejection import propose
 from spec_v2.types import DraftTree, NextDraft, StepInputs, TreeShape
 
@@ -56,17 +57,11 @@ def grow_tree(
     """`num_steps - 1` draft forwards; the first level came with the previous step's draft-extend."""
     k = shape.topk
     start = draft_lens(inputs, shifted)
-    sampling = sampling.to(start.device)
-    given = inputs.next_draft
-    frontier, candidates = start_frontier(
-        given.topk_index, given.topk_p, given.hidden_states, shape.num_steps
-    )
-    all_probs = [given.draft_probs]
     positions, slots = place_window(
         cache.row_table.slots, inputs.rows, start, (shape.num_steps - 1) * k, per_position=k
     )
 
-    for step in range(shape.num_steps - 1):
+    def run(step: int, frontier: Frontier) -> ModelOutput:
         window = (step + 1) * k  # draft nodes so far
         forward_batch = window_forward_batch(
             kv_pool=cache.draft_pool,
@@ -78,16 +73,39 @@ def grow_tree(
             window_positions=positions[:, :window],
             visible=frontier.visible,
         )
-        out = draft.forward(
+        return draft.forward(
             frontier.tokens.flatten(),
             positions[:, step * k : window].flatten(),
             forward_batch,
             target_hidden=frontier.hidden_states.flatten(0, 1) if shifted else None,
         )
+
+    return grow_levels(draft, inputs, inputs.next_draft, shape, sampling.to(start.device), run, shifted)
+
+
+def grow_levels(
+    draft: ModelRunner,
+    inputs: StepInputs,
+    first: NextDraft,
+    shape: TreeShape,
+    sampling: SamplingInputs,
+    run: Callable[[int, Frontier], ModelOutput],
+    recurrent: bool,
+) -> DraftTree:
+    """The levels below `first`, and of all of them the best nodes.
+
+    `run(step, frontier)` runs the draft on a frontier. `recurrent`: its children start from what the draft made of it.
+    """
+    frontier, candidates = start_frontier(
+        first.topk_index, first.topk_p, first.hidden_states, shape.num_steps
+    )
+    all_probs = [first.draft_probs]
+    for step in range(shape.num_steps - 1):
+        out = run(step, frontier)
         # the draft of a node at `seq_lens + step + 1` is the node's own child
         child_p, child_tokens, probs = choose(draft, out.logits, shape, inputs.seq_lens, step + 2, sampling)
         all_probs.append(probs)
-        hidden = out.hidden_states if shifted else out.hidden_states[:, :0]
+        hidden = out.hidden_states if recurrent else out.hidden_states[:, :0]
         frontier = expand_frontier(frontier, candidates, step + 1, child_p, child_tokens, hidden)
 
     tree = build_tree(

@@ -4,6 +4,7 @@ Inference reads the same: the hidden states after the last norm, or the inputs o
 """
 
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -13,10 +14,12 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """`hidden`: after the target's last norm, what its LM head reads. `aux`: inputs of the aux layers, width 0 if none."""
+    """`hidden`: after the target's last norm, what its LM head reads. `aux`: inputs of the aux layers, width 0 if none.
+    `kv`: (keys, values) `[b, kv_heads, t, head_dim]` of the layers that were asked for."""
 
     hidden: Float[Tensor, "b t h"]
     aux: Float[Tensor, "b t a"]
+    kv: dict[int, tuple[Tensor, Tensor]]
 
 
 class Target:
@@ -25,8 +28,9 @@ class Target:
     Raises ValueError where its logits are not its LM head over the hidden states, as soft-capped or scaled ones are.
     """
 
-    def __init__(self, model: Any, aux_layers: tuple[int, ...] = ()) -> None:
+    def __init__(self, model: Any, aux_layers: tuple[int, ...] = (), kv_layers: tuple[int, ...] = ()) -> None:
         self.model = model.eval()
+        self.kv_layers = kv_layers
         self.vocab_size = int(model.config.vocab_size)
         self._own_attention = model.config._attn_implementation
         if model._supports_sdpa:
@@ -46,10 +50,15 @@ class Target:
     def __call__(self, tokens: Int[Tensor, "b t"]) -> Captured:
         """One forward. Padding on the right is seen by nothing before it."""
         self._aux.clear()
-        hidden = self.model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
+        decoder, cache = self.model.get_decoder(), _empty_cache() if self.kv_layers else None
+        # its older name is deprecated in newer releases of transformers
+        name = "cache" if "cache" in signature(decoder.forward).parameters else "past_key_values"
+        out = decoder(input_ids=tokens, use_cache=cache is not None, **{name: cache})
+        hidden = out.last_hidden_state
         aux = torch.cat(self._aux, -1) if self._aux else hidden[..., :0]
         self._aux.clear()
-        return Captured(hidden, aux)
+        kv = {i: (cache.layers[i].keys, cache.layers[i].values) for i in self.kv_layers} if cache else {}
+        return Captured(hidden, aux, kv)
 
     @torch.no_grad()
     def probs(
@@ -86,6 +95,13 @@ class Target:
                 f"model_path={type(self.model).__name__}: its logits are more than its LM head over its hidden states "
                 "(soft-capped or scaled), which training does not know; use another target"
             )
+
+
+def _empty_cache() -> Any:
+    """transformers' own; made without a config it forgets nothing, whatever the model's sliding window."""
+    from transformers import DynamicCache
+
+    return DynamicCache()
 
 
 def with_fused_norms(model: nn.Module) -> nn.Module:

@@ -1,6 +1,7 @@
 """The training loop of one draft model. It can be cut at any time and goes on from its last save."""
 
 import json
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -52,11 +53,11 @@ class Run:
         """`start_from`: a folder with weights to begin from, in place of fresh ones."""
         self.kind, self.texts, self.settings, self.folder = kind, texts, settings, folder
         self.device = model.device
-        self.target = Target(with_fused_norms(model), kind.aux_layers(model))
+        self.num_steps = settings.num_steps or kind.num_steps
+        self.target = Target(with_fused_norms(model), kind.aux_layers(model), kind.kv_layers(model))
         vocab_size = int(model.config.vocab_size)
         self.head, self.vocabulary = self._begin(model, start_from)
         self.draftable = draftable_table(self.vocabulary, vocab_size)
-        self.num_steps = settings.num_steps or kind.num_steps
         parameters = trainable(self.head, model)
         for parameter in parameters.values():
             parameter.requires_grad_()
@@ -76,7 +77,7 @@ class Run:
         """The draft model, and the ids that it drafts from; None for all."""
         kind, settings, vocab_size = self.kind, self.settings, int(model.config.vocab_size)
         if start_from is not None:
-            head = with_fused_norms(kind.load(start_from, model))
+            head = with_fused_norms(kind.load(start_from, model, self.num_steps))
             return head, getattr(head, "target_ids", None)
         vocabulary = None
         if kind.reduces_vocabulary and settings.draft_vocab_size < vocab_size:
@@ -85,7 +86,7 @@ class Run:
             vocabulary = most_frequent(self.texts, vocab_size, settings.draft_vocab_size, always)
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(settings.seed)
-            head = with_fused_norms(kind.build(model, vocabulary))
+            head = with_fused_norms(kind.build(model, vocabulary, self.num_steps))
         return head, vocabulary.to(self.device) if vocabulary is not None else None
 
     # -- the loop --------------------------------------------------------------------------------------------
@@ -96,10 +97,10 @@ class Run:
         total = round(limit) if limit is not None else self.settings.max_steps or 0
         unit = "s" if limit is not None else "step"
         clock, last_save = time.monotonic() - done.seconds, time.monotonic()
-        batches = self._upload_ahead()
+        batches, last_step = self._upload_ahead(), done.step + (self.settings.stop_after or sys.maxsize)
         try:
             with progress_bar(total, unit, progress) as bar:
-                while self._share_done() < 1:
+                while self._share_done() < 1 and done.step < last_step:
                     self._step(next(batches))
                     done.seconds = time.monotonic() - clock
                     if done.tokens >= done.next_measure and self.heldout:
@@ -184,23 +185,23 @@ class Run:
 
     def _upload_ahead(self) -> Iterator[Batch]:
         """Batches on the device; the next one is on its way while one is used."""
-        coming = (batch.to(self.device) for batch in self._endless())
+        coming = self._endless()
         ready = next(coming)
         for following in coming:
-            yield ready
-            self.progress.batch += 1
+            epoch, number, batch = ready
+            self.progress.epoch, self.progress.batch = epoch, number + 1
+            yield batch
             ready = following
 
-    def _endless(self) -> Iterator[Batch]:
-        """From where the run stands, epoch after epoch; each has an order of its own."""
+    def _endless(self) -> Iterator[tuple[int, int, Batch]]:
+        """(epoch, number in it, batch), from where the run stands; each epoch has an order of its own."""
         epoch, begin = self.progress.epoch, self.progress.batch
         while True:
             generator = np.random.default_rng((self.settings.seed, epoch))
             plan = plan_batches(self.texts, self.settings.tokens_per_batch, generator)
-            for numbers in plan[begin:]:
-                yield self._batch(self.texts, numbers)
+            for number in range(begin, len(plan)):
+                yield epoch, number, self._batch(self.texts, plan[number]).to(self.device)
             epoch, begin = epoch + 1, 0
-            self.progress.epoch, self.progress.batch = epoch, 0
 
     def _batches_of(self, texts: Texts) -> Iterator[Batch]:
         for numbers in plan_batches(texts, self.settings.tokens_per_batch, np.random.default_rng(0)):

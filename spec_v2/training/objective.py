@@ -58,9 +58,9 @@ def run_batch(
         leaf = state.detach().requires_grad_(
             backward
         )  # a step's logits are freed before the next step's are made
-        wanted = probs[labels]
+        wanted = probs.index_select(0, labels)
         with torch.set_grad_enabled(backward):
-            logits = kind.readout(head, leaf.flatten(0, 1)[starts], step)
+            logits = kind.readout(head, leaf.flatten(0, 1).index_select(0, starts), step)
             loss = loss_function(logits, wanted) if len(starts) else logits.sum()
         if backward:
             (loss * (weights[step] / sum(weights))).backward()
@@ -79,11 +79,13 @@ def compiled_or_not(wanted: bool, device: torch.device, vocab_size: int) -> Loss
     """The loss, compiled to two passes over the logits where torch can compile here; else as it is written."""
     if not wanted:
         return soft_cross_entropy
-    compiled: LossFunction = torch.compile(soft_cross_entropy, dynamic=True)
+    compiled: LossFunction = torch.compile(soft_cross_entropy)
     try:
-        for rows in (64, 96):  # the second size finds out whether the first was taken for fixed
-            logits = torch.zeros(rows, vocab_size, dtype=torch.bfloat16, device=device, requires_grad=True)
-            compiled(logits, torch.zeros_like(logits).softmax(-1).detach()).backward()
+        logits = torch.zeros(64, vocab_size, dtype=torch.bfloat16, device=device, requires_grad=True)
+        probs = torch.ones_like(logits, requires_grad=False).softmax(-1)
+        for tensor in (logits, probs):
+            torch._dynamo.mark_dynamic(tensor, 0)  # batches differ in their number of rows
+        compiled(logits, probs).backward()
     except Exception as error:  # noqa: BLE001 - no compiler, no driver: whatever it is, the loss is right without
         _LOG.warning("torch.compile does not work here (%s); training goes on without it", _first_line(error))
         with contextlib.suppress(Exception):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-KIND_NAMES = ("eagle3", "eagle")
+KIND_NAMES = ("eagle3", "eagle", "mtp", "frozen_kv_mtp", "standalone")
 """The kinds of draft models that can be trained, the most useful first; `kinds` says how."""
 
 
@@ -28,7 +28,7 @@ class Settings:
 
     `num_steps`: unrolled draft steps; `step_decay`: weight of a step's loss relative to the step before it.
     `draft_vocab_size`: ids that an EAGLE-3 head drafts from. `lr`: peak of a cosine over `time_limit` seconds or
-    `max_steps`, whichever comes first. `ema`: decay of averaged weights, 0 for none. `measure_from`: tokens after which
+    `max_steps`, whichever comes first; `stop_after`: steps after which one call ends, to be resumed. `ema`: decay of averaged weights, 0 for none. `measure_from`: tokens after which
     the held-out texts are measured first, then at each doubling. `save_every`: seconds.
     """
 
@@ -37,6 +37,7 @@ class Settings:
     draft_vocab_size: int = 8192
     tokens_per_batch: int = 32768
     max_steps: int | None = None
+    stop_after: int | None = None
     time_limit: float | None = None
     lr: float | None = None
     warmup_steps: int = 100

@@ -11,23 +11,22 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Int
-from numpy.typing import NDArray
+from jaxtyping import Bool, Int, Integer
 from torch import Tensor
 
 LENGTH_STEP = 64  # batches are as long as their longest text, rounded up to this: few shapes occur
 POOL_BATCHES = 64  # texts are sorted by length within this many batches, so that little is padding
 
-Ints = NDArray[np.integer]
+Ints = Integer[np.ndarray, " n"]
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
     """Texts one behind the other: `tokens` `[sum of lengths]`, `lengths` and `prompt_lens` `[texts]`, in tokens."""
 
-    tokens: Ints
-    lengths: Ints
-    prompt_lens: Ints
+    tokens: Integer[np.ndarray, " tokens"]
+    lengths: Integer[np.ndarray, " texts"]
+    prompt_lens: Integer[np.ndarray, " texts"]
 
     @classmethod
     def from_lists(cls, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> "Texts":
@@ -46,14 +45,14 @@ class Texts:
     def num_answer_tokens(self) -> int:
         return int(self.lengths.sum() - self.prompt_lens.sum())
 
-    def answer_mask(self) -> NDArray[np.bool_]:
+    def answer_mask(self) -> Bool[np.ndarray, " tokens"]:
         """Which of `tokens` belong to an answer."""
         starts = np.repeat(self.starts(), self.lengths)
-        return np.arange(len(self.tokens)) - starts >= np.repeat(self.prompt_lens, self.lengths)
+        return np.arange(len(self.tokens)) - starts >= np.repeat(self.prompt_lens, self.lengths)  # type: ignore[no-any-return]
 
-    def starts(self) -> Ints:
+    def starts(self) -> Integer[np.ndarray, " texts"]:
         """Where each text begins in `tokens`."""
-        return np.cumsum(self.lengths) - self.lengths
+        return np.cumsum(self.lengths) - self.lengths  # type: ignore[no-any-return]
 
 
 def write_shard(path: Path, texts: Texts, vocab_size: int, metadata: Mapping[str, object]) -> None:
@@ -121,7 +120,7 @@ class Batch:
 
     tokens: Int[Tensor, "b t"]
     label_rows: Int[Tensor, " r"]
-    chains: tuple[tuple[Int[Tensor, " m"], Int[Tensor, " m"]], ...]
+    chains: tuple[tuple[Tensor, Tensor], ...]  # int64, as many of each as the step has chains
     num_tokens: int  # padding excluded
 
     def to(self, device: torch.device) -> "Batch":
@@ -157,7 +156,7 @@ def make_batch(
     numbers: Ints,
     num_steps: int,
     first_lead: int = 1,
-    draftable: NDArray[np.bool_] | None = None,
+    draftable: Bool[np.ndarray, " vocab"] | None = None,
 ) -> Batch:
     """The batch of the texts `numbers`.
 

@@ -51,19 +51,21 @@ def unroll(
     over the end of their row read token 0 there; nothing else sees them.
     """
     register()
-    _use_attention(head)
+    use_attention(head, NAME)
     keys = UnrolledKeys()
     no_mask = features.new_zeros(1, 1, 1, 1)  # a mask of four dimensions is handed on as it is
     positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
     states: list[Tensor] = []
     for step in range(num_steps):
-        shifted = torch.nn.functional.pad(tokens[:, 1 + step :], (0, min(1 + step, tokens.shape[1])))
-        hidden = states[-1] if states else features
-        states.append(
-            head.hidden_states(
-                shifted, positions + step, hidden, attention_mask=no_mask, unrolled=keys, use_cache=False
-            )
+        said = head.hidden_states(
+            shift(tokens, 1 + step),
+            positions + step,
+            states[-1] if states else features,
+            attention_mask=no_mask,
+            unrolled=keys,
+            use_cache=False,
         )
+        states.append(said)
     return states
 
 
@@ -113,6 +115,11 @@ def unrolled_attention(
     return attended.view(b, heads, t, d).transpose(1, 2), None
 
 
+def shift(tokens: Int[Tensor, "b t"], by: int) -> Int[Tensor, "b t"]:
+    """Each place gets the token `by` places later; behind the end it is token 0, which nothing true sees."""
+    return torch.nn.functional.pad(tokens[:, by:], (0, min(by, tokens.shape[1])))
+
+
 def register() -> None:
     """Make the attention function known to transformers. Calling it again changes nothing."""
     from transformers import AttentionInterface, AttentionMaskInterface
@@ -125,8 +132,9 @@ def _no_mask(*args: Any, **kwargs: Any) -> None:
     """What a chain sees is decided in the attention function."""
 
 
-def _use_attention(head: torch.nn.Module) -> None:
-    for module in head.modules():
+def use_attention(model: torch.nn.Module, name: str) -> None:
+    """Let every part of a draft model that has a config of its own attend as `name` says."""
+    for module in model.modules():
         config = getattr(module, "config", None)
         if config is not None and hasattr(config, "_attn_implementation"):
-            config._attn_implementation = NAME
+            config._attn_implementation = name

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from spec_v2.kernels.few_token_linear import MAX_TOKENS, few_token_gated, few_token_linear
+from spec_v2.kernels.few_token_linear import MAX_TOKENS, few_token_linear, one_token_gated
 from spec_v2.kernels.few_token_linear.triton_kernel import (
     choose_cut,
-    few_token_gated_triton,
     few_token_linear_triton,
+    one_token_gated_triton,
 )
 from spec_v2.kernels.silu_mul.reference import silu_mul_reference
 from tests.kernels.accuracy import bf16_rounds_as_on_a_gpu, randn  # noqa: F401
@@ -39,7 +39,8 @@ def launches():
             )
             bias = torch.zeros(n, dtype=torch.bfloat16) if n < 4096 else None
             found[f"{t} {n} {k}"] = lambda x=x, w=weight, b=bias: few_token_linear_triton(x, w, b)
-            found[f"gated {t} {n} {k}"] = lambda x=x, w=weight: few_token_gated_triton(x, w)
+            if t == 1:
+                found[f"gated {n} {k}"] = lambda x=x, w=weight: one_token_gated_triton(x, w)
     return found
 
 
@@ -65,20 +66,19 @@ def test_as_close_to_the_truth_as_torch(t, n, k, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("t", [1, 2, 16])
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (37, 100), (33, 1100), (70, 2100)])
-def test_gated_is_the_product_and_then_the_gate(t, n, k, dtype):
-    x, weight, _ = case(t, 2 * n, k, dtype)
-    got = few_token_gated_triton(x, weight / k**0.5)
+def test_gated_is_the_product_and_then_the_gate(n, k, dtype):
+    x, weight, _ = case(1, 2 * n, k, dtype)
+    got = one_token_gated_triton(x, weight / k**0.5)
     product = few_token_linear_triton(x, weight / k**0.5, None)
     want = silu_mul_reference(*product.chunk(2, -1))
-    assert (got.dtype, got.shape) == (dtype, (t, n))
+    assert (got.dtype, got.shape) == (dtype, (1, n))
     # the same sums in another order of roundings at most: an ulp of each factor
     torch.testing.assert_close(
         got, want, rtol=4 * torch.finfo(dtype).eps, atol=1e-3 * float(want.abs().max())
     )
     assert_same(
-        few_token_gated(x.double(), weight.double()).isfinite().all(), torch.tensor(True, device=DEVICE)
+        one_token_gated(x.double(), weight.double()).isfinite().all(), torch.tensor(True, device=DEVICE)
     )
 
 

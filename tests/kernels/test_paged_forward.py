@@ -13,7 +13,12 @@ from spec_v2.kernels import paged_attention as front_door
 from spec_v2.kernels.paged_attention import triton_kernel
 from spec_v2.kernels.tree_structure import ancestor_mask
 from spec_v2.mem_cache.kv_pool import KvPool, LayerGeometry, RowTable
-from spec_v2.model_executor.forward_batch import extend_forward_batch, reads_in_place, window_forward_batch
+from spec_v2.model_executor.forward_batch import (
+    extend_forward_batch,
+    reading_forward_batch,
+    reads_in_place,
+    window_forward_batch,
+)
 from spec_v2.model_executor.model_runner import ModelRunner
 from tests import tiny_models as tiny
 from tests.harness import TREE_2, Recorder, make_engine
@@ -114,6 +119,44 @@ def test_in_place_and_gathered_agree(family):
     for got, want in zip(in_place.pool.values, gathered.pool.values, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-3, atol=2e-4, equal_nan=True)
     runner.detach()
+
+
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("num_queries", [1, 3])
+def test_readers_see_the_same_in_place_and_gathered_and_write_nothing(num_queries, window):
+    """A head without KV on the target's, with a request of one token, one of many, and the padding row."""
+    target = copy.deepcopy(tiny.llama(torch.device("cpu"))).float().to(DEVICE)
+    head = tiny.hidden_reader(target).float().to(DEVICE)
+    for layer in head.decoder.layers:
+        layer.self_attn.sliding_window = window
+    runner, reader = ModelRunner(target, tiny.CONTEXT), ModelRunner(head, tiny.CONTEXT)
+    ids = torch.randint(tiny.VOCAB, (30,), generator=seeded()).to(DEVICE)
+    rows, lens = torch.tensor([4, 0, 2], device=DEVICE), torch.tensor([1, 0, 17], device=DEVICE)
+    hidden = torch.randn(3 * num_queries, 32, generator=seeded()).to(DEVICE)
+    outputs = []
+    with torch.no_grad():
+        for paged in (False, True):
+            side = make_side(runner, paged)
+            side.extend(ids, rows[[0, 2]], (0, 0), (1, 17))
+            before = [buffer.clone() for buffer in (*side.pool.keys, *side.pool.values)]
+            batch = reading_forward_batch(
+                kv_pool=side.pool,
+                row_table=side.table,
+                rows=rows,
+                prefix_lens=lens,
+                max_prefix_len=40,
+                num_queries=num_queries,
+            )
+            positions = (lens - 1).clamp(min=0).repeat_interleave(num_queries)
+            out = reader.forward(ids[: 3 * num_queries], positions, batch, target_hidden=hidden)
+            outputs.append((out.logits, out.hidden_states))
+            for old, new in zip(before, (*side.pool.keys, *side.pool.values), strict=True):
+                assert torch.equal(old.nan_to_num(7.0), new.nan_to_num(7.0))
+    for gathered, in_place in zip(*outputs, strict=True):
+        assert bool(gathered.isfinite().all())
+        torch.testing.assert_close(in_place, gathered, rtol=1e-3, atol=2e-4)
+    runner.detach()
+    reader.detach()
 
 
 def test_the_default_is_where_the_kernel_runs():

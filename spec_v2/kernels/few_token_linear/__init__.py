@@ -12,9 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from spec_v2.kernels import dispatch
-from spec_v2.kernels.few_token_linear.reference import few_token_gated_reference, few_token_linear_reference
+from spec_v2.kernels.few_token_linear.reference import few_token_linear_reference, one_token_gated_reference
 
-__all__ = ["MAX_TOKENS", "few_token_gated", "few_token_linear"]
+__all__ = ["MAX_TOKENS", "few_token_linear", "one_token_gated"]
 
 MAX_TOKENS = 16
 KERNEL_DTYPES = (torch.bfloat16, torch.float16)
@@ -32,14 +32,17 @@ def few_token_linear(
     return few_token_linear_reference(x, weight, bias)
 
 
-def few_token_gated(x: Float[Tensor, "t k"], weight: Float[Tensor, "i2 k"]) -> Float[Tensor, "t i"]:
-    """`silu(gate) * up` of a SwiGLU layer, `weight` the gate's rows and then as many of up; rounded as in `silu_mul`."""
+def one_token_gated(x: Float[Tensor, "1 k"], weight: Float[Tensor, "i2 k"]) -> Float[Tensor, "1 i"]:
+    """`silu(gate) * up` of a SwiGLU layer, `weight` the gate's rows and then as many of up; rounded as in `silu_mul`.
+
+    One launch instead of two. (With more tokens the two were faster: a program then holds two blocks of weights.)
+    """
     _check(x, weight, None)
     if _takes_kernel(x):
-        from spec_v2.kernels.few_token_linear.triton_kernel import few_token_gated_triton
+        from spec_v2.kernels.few_token_linear.triton_kernel import one_token_gated_triton
 
-        return few_token_gated_triton(x, weight)
-    return few_token_gated_reference(x, weight)
+        return one_token_gated_triton(x, weight)
+    return one_token_gated_reference(x, weight)
 
 
 def _takes_kernel(x: Tensor) -> bool:

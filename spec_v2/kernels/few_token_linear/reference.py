@@ -14,6 +14,6 @@ def few_token_linear_reference(
     return F.linear(x, weight, bias)
 
 
-def few_token_gated_reference(x: Float[Tensor, "t k"], weight: Float[Tensor, "i2 k"]) -> Float[Tensor, "t i"]:
+def one_token_gated_reference(x: Float[Tensor, "1 k"], weight: Float[Tensor, "i2 k"]) -> Float[Tensor, "1 i"]:
     """The product, then the gate."""
     return silu_mul_reference(*F.linear(x, weight).chunk(2, -1))

@@ -97,7 +97,7 @@ def _one_token(
 @no_type_check
 def _few_tokens(
     x_ptr,  # [t, K], rows in one piece
-    weight_ptr,  # [N, K], rows in one piece; with GATED [2 N, K]
+    weight_ptr,  # [N, K], rows in one piece
     bias_ptr,  # [N] or None
     out_ptr,  # [t, N], out
     t,
@@ -110,7 +110,6 @@ def _few_tokens(
     EVEN_K: tl.constexpr,
     STAGES: tl.constexpr,
     LINES: tl.constexpr,
-    GATED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     dtype: tl.constexpr = out_ptr.dtype.element_ty
@@ -119,74 +118,70 @@ def _few_tokens(
     token = tl.arange(0, TOKENS)
     row_ptr = weight_ptr + tl.minimum(n, N - 1).to(tl.int64) * weight_stride_n
     weight_ptr = row_ptr[:, None] + k[None, :]
-    to_up = tl.full((), N, tl.int64) * weight_stride_n
     x_ptr += token[None, :] * x_stride_t + k[:, None]
     if PDL:  # the loop's loads can't begin yet, but the first blocks of weights can come to the L2 cache
         line = tl.minimum(tl.arange(0, LINES) * NUMBERS_PER_LINE, K - 1)
         prefetch_l2(row_ptr[:, None] + line[None, :])
-        if GATED:
-            prefetch_l2(row_ptr[:, None] + to_up + line[None, :])
     after_kernel_ahead(PDL)
     acc = tl.zeros([BLOCK_N, TOKENS], tl.float32)
-    up = tl.zeros([BLOCK_N, TOKENS], tl.float32)
     for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
         inside = EVEN_K | (start + k < K)
         weight = tl.load(weight_ptr + start, mask=inside[None, :], other=0.0)
         x = tl.load(x_ptr + start, mask=(token < t)[None, :] & inside[:, None], other=0.0)
         acc = tl.dot(weight, x, acc)
-        if GATED:
-            up_weight = tl.load(weight_ptr + to_up + start, mask=inside[None, :], other=0.0)
-            up = tl.dot(up_weight, x, up)
     out = _rounded(acc, bias_ptr, n, N, dtype, True)
-    if GATED:
-        out = _gate(out, up.to(dtype).to(tl.float32), dtype)
     out_ptr += token[None, :] * N + n[:, None]
     tl.store(out_ptr, out.to(dtype), mask=(token < t)[None, :] & (n < N)[:, None])
 
 
 def few_token_linear_triton(x: Tensor, weight: Tensor, bias: Tensor | None, cut: Cut | None = None) -> Tensor:
     """At most 16 tokens. Any strides; rows in one piece are not copied."""
-    return _launch(x, weight, bias, len(weight), False, cut)
-
-
-def few_token_gated_triton(x: Tensor, weight: Tensor, cut: Cut | None = None) -> Tensor:
-    """At most 16 tokens. Any strides; rows in one piece are not copied."""
-    return _launch(x, weight, None, len(weight) // 2, True, cut)
-
-
-def _launch(x: Tensor, weight: Tensor, bias: Tensor | None, n: int, gated: bool, cut: Cut | None) -> Tensor:
-    t, width = x.shape
+    (t, width), n = x.shape, len(weight)
     out = torch.empty(t, n, dtype=x.dtype, device=x.device)
     if t == 0 or n == 0:
         return out
     x, weight = unit_stride(x), unit_stride(weight)
-    cut = cut or choose_cut(t, n, width, gated)
-    grid = (ceil_div(n, cut.block_n),)
-    even = width % cut.block_k == 0
+    cut = cut or choose_cut(t, n, width)
     if t == 1:
-        _one_token[grid](
-            x, weight, bias, out, n, width, weight.stride(0),
-            BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, EVEN_K=even, GATED=gated, num_warps=cut.num_warps,
-            **pdl_options(x),
-        )  # fmt: skip
-    else:
-        _few_tokens[grid](
-            x, weight, bias, out, t, n, width, x.stride(0), weight.stride(0),
-            BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, EVEN_K=even, STAGES=cut.num_stages, LINES=LINES, GATED=gated,
-            num_warps=cut.num_warps, **pdl_options(x),
-        )  # fmt: skip
+        _launch_one(x, weight, bias, out, cut, gated=False)
+        return out
+    _few_tokens[(ceil_div(n, cut.block_n),)](
+        x, weight, bias, out, t, n, width, x.stride(0), weight.stride(0),
+        BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, EVEN_K=width % cut.block_k == 0, STAGES=cut.num_stages, LINES=LINES,
+        num_warps=cut.num_warps, **pdl_options(x),
+    )  # fmt: skip
     return out
 
 
-def choose_cut(t: int, n: int, k: int, gated: bool = False) -> Cut:
+def one_token_gated_triton(x: Tensor, weight: Tensor) -> Tensor:
+    """Any strides; rows in one piece are not copied."""
+    n = len(weight) // 2
+    out = torch.empty(1, n, dtype=x.dtype, device=x.device)
+    if n == 0:
+        return out
+    cut = choose_cut(1, 2 * n, x.shape[1])  # two rows of weights for a feature
+    cut = replace(cut, block_n=max(cut.block_n // 2, 1))
+    _launch_one(unit_stride(x), unit_stride(weight), None, out, cut, gated=True)
+    return out
+
+
+def _launch_one(
+    x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, cut: Cut, *, gated: bool
+) -> None:
+    n, width = out.shape[1], x.shape[1]
+    _one_token[(ceil_div(n, cut.block_n),)](
+        x, weight, bias, out, n, width, weight.stride(0),
+        BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, EVEN_K=width % cut.block_k == 0, GATED=gated, num_warps=cut.num_warps,
+        **pdl_options(x),
+    )  # fmt: skip
+
+
+def choose_cut(t: int, n: int, k: int) -> Cut:
     """The fastest of those tried on an H200, by how many features and inputs there are.
 
     Few features and inputs: everything is on its way at once, and the fewest steps in a row win. Many: what counts is that
     every multiprocessor has the same to do, and enough of it under way.
     """
-    if gated:  # two rows of weights for a feature
-        cut = choose_cut(t, 2 * n, k)
-        return replace(cut, block_n=max(cut.block_n // 2, 1 if t == 1 else 16))
     if t == 1:
         if k <= 1024:
             return Cut(2, 1024, 4, 1) if n < 2048 else Cut(16, 512, 8, 1) if n < 16384 else Cut(8, 64, 1, 1)
