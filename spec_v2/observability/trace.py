@@ -184,7 +184,7 @@ def read_perfetto(path: str | Path) -> list[Span]:
         events = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)["traceEvents"]
         lanes = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
         spans = [
-            Span(lanes[e["tid"]], e["name"], e["args"]["step"], e["ts"], e["dur"])
+            Span(lanes[e["tid"]], e["name"], e["args"]["step"], float(e["ts"]), float(e["dur"]))
             for e in events
             if e["ph"] == "X"
         ]
