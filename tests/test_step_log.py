@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.harness import Recorder
+from tests.recorded_runs import lengths, open_recorded, prompts_for
 from tests.scheduling_helpers import greedy, scene_engine, scene_prompts
 
 
@@ -103,3 +104,22 @@ def test_probabilities_are_those_after_the_parent(engine):
         assert fates.count("accepted") == s.num_correct_drafts
         assert fates[0] == "root"
     assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("name", ["eagle-tree", "standalone"])
+def test_a_replayed_step_is_recorded_before_the_next_one_writes_over_it(name, device, schedule, monkeypatch):
+    with open_recorded(name, schedule, device, monkeypatch) as engine:
+        with engine.record_steps() as log:
+            done = engine.generate(prompts_for(name, 3), lengths(3, 24), progress=False)
+        if device.type == "cpu":
+            assert engine._forward_stream.graphs.num_replays > 5
+    first = min(s.request_id for s in log)
+    for i, completion in enumerate(done):
+        steps = log.of_request(first + i)
+        assert tuple(t for s in steps for t in s.emitted[: s.num_kept]) == completion.output_ids[1:]
+        newest, length = completion.output_ids[0], steps[0].seq_len
+        for s in steps:
+            assert s.tokens[0] == newest, "the root is the token before"
+            assert [s.tokens[node] for node in s.accept_index[1:]] == list(s.emitted[:-1])
+            assert s.seq_len == length
+            newest, length = s.emitted[-1], length + s.accept_len

@@ -25,6 +25,7 @@ from spec_v2.plots.drawing import (
 )  # fmt: skip
 from spec_v2.types import DraftTree
 
+TALLEST_ROW = 0.7  # inches
 Place = tuple[int, Number]  # level and row
 
 BOX_WIDTH, BOX_HEIGHT = 0.74, 0.76  # of the distance between levels and between rows
@@ -62,7 +63,10 @@ def draft_tree(
     ax = axes_for(ax, width=max(7.2, 1.35 * levels), height=1.3 + 0.5 * num_rows)
     bare(ax)
     ax.set_xlim(-0.5, levels - 0.5)
-    ax.set_ylim(num_rows - 0.4, -1.1)
+    # boxes of a small tree in tall axes keep their shape
+    inches = ax.get_window_extent().height / ax.figure.dpi
+    spare = max(inches / TALLEST_ROW - num_rows - 1, 0) / 2
+    ax.set_ylim(num_rows - 0.4 + spare, -1.1 - spare)
     texts: list[CellText] = []
     fates = dict.fromkeys(_fate(tree, node) for node in places)
     for node in places:
