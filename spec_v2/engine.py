@@ -1,6 +1,7 @@
 """The front door: `Engine(model=..., **server_args).generate(prompts, SamplingParams(...))`."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -31,6 +32,7 @@ from spec_v2.models.eagle3 import default_aux_layers
 from spec_v2.models.hybrid import MIXERS, lend_mixers, return_mixers
 from spec_v2.models.shipped import shipped_draft
 from spec_v2.observability.progress import progress_bar
+from spec_v2.observability.step_log import StepLog
 from spec_v2.observability.trace import Trace
 from spec_v2.sampling_params import SamplingParams
 from spec_v2.scheduler.future_map import MOST_UNREAD, FutureMap
@@ -135,6 +137,21 @@ class Engine:
     def abort(self, request_id: int) -> None:
         """End a running request at the next step: finish_reason "abort", its text so far. Any thread may call."""
         self.scheduler.abort_request(request_id)
+
+    @contextmanager
+    def record_steps(self, max_steps: int = 10_000) -> Iterator[StepLog]:
+        """Keep each decode step's tree and what was accepted, the newest `max_steps`, while the context is open.
+
+        It costs a launch and a host read per step, and nothing outside of the context.
+        """
+        self.scheduler.processor.step_log = log = StepLog(self._decode_token, max_steps)
+        try:
+            yield log
+        finally:
+            self.scheduler.processor.step_log = None
+
+    def _decode_token(self, token: int) -> str:
+        return str(token) if self.tokenizer is None else str(self.tokenizer.decode([token]))
 
     def close(self) -> None:
         """Stop the streams and give the model its own attention back. The engine cannot be used afterwards."""

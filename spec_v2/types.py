@@ -18,10 +18,15 @@ Two counts, and no other name for either: `num_correct_drafts` (accepted drafts,
 """
 
 import enum
+import html
 from dataclasses import dataclass
 
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from spec_v2.observability.markup import tree_list
+
+MOST_DRAWN = 4  # requests of a tree in a notebook
 
 
 class ForwardMode(enum.Enum):
@@ -148,7 +153,7 @@ class StepInputs:
     next_draft: NextDraft
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class DraftTree:
     """A draft per request. `parents` is the tree; masks, depths and links are derived from it.
 
@@ -164,6 +169,22 @@ class DraftTree:
     scores: Float[Tensor, "b n"]
     match_lens: Int[Tensor, " b"]
     draft_probs: Float[Tensor, "b d dv"]
+
+    def __repr__(self) -> str:
+        b, n = self.tokens.shape
+        return f"DraftTree({b} request{'s' * (b != 1)}, {n} nodes each, on {self.tokens.device})"
+
+    def _repr_html_(self) -> str:
+        """Each request's tree as nested lists of token ids and path scores, the first requests only."""
+        parts = [
+            f"<p>{html.escape(repr(self)[1 + len('DraftTree') : -1])}; path scores beside the token ids</p>"
+        ]
+        for i in range(min(len(self.tokens), MOST_DRAWN)):
+            pairs = zip(self.tokens[i].tolist(), self.scores[i].tolist(), strict=True)
+            labels = [f"<b>{token}</b> {score:.3f}" for token, score in pairs]
+            parts.append(tree_list(self.parents[i].tolist(), labels.__getitem__))
+        rest = len(self.tokens) - MOST_DRAWN
+        return "".join(parts) + (f"<p>... and {rest} more</p>" if rest > 0 else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

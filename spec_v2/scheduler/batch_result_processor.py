@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 
 from spec_v2.adaptive_policy import StepObservation
+from spec_v2.observability.step_log import StepLog
 from spec_v2.scheduler.batch_planner import BatchPlanner
 from spec_v2.scheduler.schedule_batch import GenerationBatchResult, Request, ScheduleBatch
 from spec_v2.types import TokenLogprobs, TreeShape
@@ -19,6 +20,7 @@ class BatchResultProcessor:
         self._planner = planner
         self._clock = clock
         self._landed_at = float("-inf")  # the newest step
+        self.step_log: StepLog | None = None  # filled while somebody wants to look at the steps
         self._drafting_steps = self._num_correct_drafts = 0
         self._has_draft_model = planner.server_args.algorithm.needs_draft_model()
         self._is_forced = planner.server_args.speculative_simulated_accept_length is not None
@@ -51,6 +53,8 @@ class BatchResultProcessor:
             before = len(req.output_ids)
             req.commit(predict[i][: accept_lens[i]])
             req.step_lens.append(len(req.output_ids) - before)
+            if self.step_log is not None and result.noted is not None:
+                self.step_log.note(result.step, req.request_id, result.noted.get(), i, req.step_lens[-1])
             if req.params.logprobs:
                 self._keep_logprobs(req, host.logprobs, i, len(req.output_ids) - before)
             if req.finished:

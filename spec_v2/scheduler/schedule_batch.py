@@ -9,6 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from spec_v2.mem_cache.prefix_cache import Node
+from spec_v2.observability.step_log import StepTensors
 from spec_v2.sampling_params import SamplingParams
 from spec_v2.scheduler.sampling_batch_info import SamplingBatchInfo, host_tensor
 from spec_v2.scheduler.stop_strings import StopStrings
@@ -189,4 +190,5 @@ class GenerationBatchResult:
     # held until it is processed: the copy stream reads it, and the forward stream would get its memory again
     packed: Pending[PackedVerdict] | None = None
     host: Pending[HostVerdict] | None = None
+    noted: Pending[StepTensors] | None = None  # while steps are recorded for a person to look at
     copy_done: Event | None = None
