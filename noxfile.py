@@ -148,6 +148,16 @@ def demo(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", requires=NEEDS, default=False)
+def notebooks(session: nox.Session) -> None:
+    """Run all notebooks and compare with what is stored; `-- --write 01` stores new outputs of those that begin so."""
+    if session.posargs:
+        python(session, "notebooks/execute.py", *session.posargs)
+        return
+    every = ("-m", "notebook or not notebook")
+    python(session, "-m", "pytest", *TWO_AT_A_TIME, *every, "tests/test_notebooks.py")
+
+
+@nox.session(venv_backend="none", requires=NEEDS, default=False)
 def matrix(session: nox.Session) -> None:
     """Run the full product of algorithms, schedules, page sizes and widths (long)."""
     python(session, "-m", "pytest", *TWO_AT_A_TIME, "-m", "matrix", *session.posargs)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from spec_v2.completion import Completion
     from spec_v2.engine import Engine
     from spec_v2.observability.metrics import SpecMetrics
+    from spec_v2.observability.step_log import DecodeStep, StepLog
     from spec_v2.observability.trace import Trace
     from spec_v2.sampling_params import SamplingParams
     from spec_v2.server_args import ServerArgs
@@ -27,6 +28,7 @@ _WHERE = {
     "AdaptivePolicy": "adaptive_policy",
     "Chunk": "streaming",
     "Completion": "completion",
+    "DecodeStep": "observability.step_log",
     "DraftTree": "types",
     "Engine": "engine",
     "Outlook": "adaptive_policy",
@@ -34,6 +36,7 @@ _WHERE = {
     "ServerArgs": "server_args",
     "SpecMetrics": "observability.metrics",
     "SpeculativeAlgorithm": "spec_info",
+    "StepLog": "observability.step_log",
     "StepObservation": "adaptive_policy",
     "Trace": "observability.trace",
     "TreeShape": "types",
@@ -45,6 +48,7 @@ __all__ = [
     "AdaptivePolicy",
     "Chunk",
     "Completion",
+    "DecodeStep",
     "DraftTree",
     "Engine",
     "Outlook",
@@ -52,6 +56,7 @@ __all__ = [
     "ServerArgs",
     "SpecMetrics",
     "SpeculativeAlgorithm",
+    "StepLog",
     "StepObservation",
     "Trace",
     "TreeShape",

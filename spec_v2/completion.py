@@ -3,6 +3,7 @@
 import html
 from dataclasses import dataclass
 
+from spec_v2.observability.markup import ACCEPTED_STYLE
 from spec_v2.observability.metrics import SpecMetrics
 from spec_v2.scheduler.schedule_batch import Request
 
@@ -58,20 +59,27 @@ class Completion:
             f"<tr><th>{name}</th><td>{html.escape(str(value))}</td></tr>" for name, value in numbers
         )
         return (
-            f"<p>{self._marked_text()}</p><table><caption>accepted drafts are <b>bold</b>, tokens of the target's "
-            f"own are plain, &#183; ends a step</caption>{rows}</table>"
+            f'<p>{self._marked_text()}</p><table><caption>accepted drafts are <b style="{ACCEPTED_STYLE}">bold</b>, '
+            f"tokens of the target's own are plain, &#183; ends a step</caption>{rows}</table>"
         )
+
+    def _is_cut(self, step: int) -> bool:
+        """Whether a stop or the end fell among the drafts of this step, so that its bonus token is not there."""
+        is_last = step == len(self.step_lens) - 1
+        decoded_once = len(self.step_lens) == len(self.spec.accept_lens) + 1  # one prefill: never retracted
+        return is_last and decoded_once and step > 0 and self.step_lens[step] < self.spec.accept_lens[-1]
 
     def _marked_text(self) -> str:
         if not self.pieces:
             return html.escape(str(list(self.output_ids)))
         parts, start = [], 0
-        for count in self.step_lens:
+        for i, count in enumerate(self.step_lens):
             step = self.pieces[start : start + count]
             start += count
-            drafts, bonus = step[:-1], step[-1:]
+            own = 0 if self._is_cut(i) else 1
+            drafts, bonus = step[: count - own], step[count - own :]
             if drafts:
-                parts.append(f"<b>{html.escape(''.join(drafts))}</b>")
+                parts.append(f'<b style="{ACCEPTED_STYLE}">{html.escape("".join(drafts))}</b>')
             parts.append(html.escape("".join(bonus)))
             if drafts:
                 parts.append("&#183;")

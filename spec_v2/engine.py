@@ -1,6 +1,7 @@
 """The front door: `Engine(model=..., **server_args).generate(prompts, SamplingParams(...))`."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -28,8 +29,10 @@ from spec_v2.model_executor.npu_backend import (
 from spec_v2.model_executor.npu_graph_runner import NpuGraphs
 from spec_v2.models.draft_models import check_draft_model, load_draft_model
 from spec_v2.models.eagle3 import default_aux_layers
+from spec_v2.models.hybrid import MIXERS, lend_mixers, return_mixers
 from spec_v2.models.shipped import shipped_draft
 from spec_v2.observability.progress import progress_bar
+from spec_v2.observability.step_log import StepLog
 from spec_v2.observability.trace import Trace
 from spec_v2.sampling_params import SamplingParams
 from spec_v2.scheduler.future_map import MOST_UNREAD, FutureMap
@@ -135,6 +138,21 @@ class Engine:
         """End a running request at the next step: finish_reason "abort", its text so far. Any thread may call."""
         self.scheduler.abort_request(request_id)
 
+    @contextmanager
+    def record_steps(self, max_steps: int = 10_000) -> Iterator[StepLog]:
+        """Keep each decode step's tree and what was accepted, the newest `max_steps`, while the context is open.
+
+        It costs a launch and a host read per step, and nothing outside of the context.
+        """
+        self.scheduler.processor.step_log = log = StepLog(self._decode_token, max_steps)
+        try:
+            yield log
+        finally:
+            self.scheduler.processor.step_log = None
+
+    def _decode_token(self, token: int) -> str:
+        return str(token) if self.tokenizer is None else str(self.tokenizer.decode([token]))
+
     def close(self) -> None:
         """Stop the streams and give the model its own attention back. The engine cannot be used afterwards."""
         if self._closed:
@@ -149,6 +167,7 @@ class Engine:
         """A model that was given to us goes back as it came."""
         for runner in self._runners:
             runner.detach()
+            return_mixers(runner.model)
 
     def __enter__(self) -> "Engine":
         return self
@@ -236,7 +255,12 @@ class Engine:
         return default_aux_layers(int(self.model.config.num_hidden_layers))
 
     def _runner(self, model: Any, field: str, aux_layers: tuple[int, ...] = ()) -> ModelRunner:
-        runner = ModelRunner(model, self.context_length, field, aux_layers)
+        lend_mixers(model)
+        try:
+            runner = ModelRunner(model, self.context_length, field, aux_layers, known_mixers=MIXERS)
+        except BaseException:
+            return_mixers(model)
+            raise
         self._runners.append(runner)
         return runner
 
@@ -265,6 +289,7 @@ class Engine:
         debug: bool,
     ) -> None:
         args, algorithm = self.server_args, self.server_args.algorithm
+        _check_recurrent(args, target, draft)
         cache = build_kv_cache(
             target_geometry=target.geometry,
             draft_geometry=_draft_geometry(args, draft),
@@ -283,6 +308,8 @@ class Engine:
             mem_fraction=args.mem_fraction_static,
             lookahead=args.prefix_lookahead,
             prefix_cache=not args.disable_radix_cache,
+            target_states=target.state_geometry,
+            draft_states=draft.state_geometry if draft is not None and algorithm.has_draft_kv() else {},
         )
         cache.target_pool.debug = cache.draft_pool.debug = debug
         future_map = FutureMap(
@@ -380,6 +407,20 @@ def _row_widths(args: ServerArgs, draft: ModelRunner | None) -> dict[str, int]:
     if not algorithm.has_draft_kv():
         return {"topk": 0, "hidden_size": hidden_size, "draft_probs_width": 0}
     return {"topk": args.topk, "hidden_size": hidden_size, "draft_probs_width": probs}
+
+
+def _check_recurrent(args: ServerArgs, target: ModelRunner, draft: ModelRunner | None) -> None:
+    """Raise ValueError for what recurrent layers don't do here."""
+    if args.speculative_adaptive and draft is not None and draft.state_geometry:
+        raise ValueError(
+            "speculative_adaptive=True (--speculative-adaptive): the draft model has recurrent layers, which cannot read later "
+            "what steps without drafts emit; leave it out, or use an attention-only draft model"
+        )
+    if target.state_geometry and args.algorithm is SpeculativeAlgorithm.FROZEN_KV_MTP:
+        raise ValueError(
+            "speculative_algorithm=FROZEN_KV_MTP: the target has recurrent layers, and a frozen-KV drafter reads keys and "
+            "values of attention layers only; use EAGLE, STANDALONE or NGRAM"
+        )
 
 
 def _unread_widths(args: ServerArgs, target: ModelRunner) -> dict[str, int]:

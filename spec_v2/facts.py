@@ -40,12 +40,16 @@ def facts_of(engine: "Engine") -> dict[str, Any]:
     import torch
 
     from spec_v2.mem_cache.kv_pool import bytes_per_slot
+    from spec_v2.mem_cache.state_pool import bytes_per_state
     from spec_v2.spec_info import available
 
     cache, args = engine.scheduler.cache, engine.server_args
     config = engine.model.config.get_text_config()
     target_bytes, draft_bytes = (
         bytes_per_slot(pool.geometry, engine.dtype) for pool in (cache.target_pool, cache.draft_pool)
+    )
+    state_bytes, draft_state_bytes = (
+        bytes_per_state(pool.geometry, engine.dtype) for pool in (cache.target_states, cache.draft_states)
     )
     capacity = cache.pages.num_usable * cache.pages.page_size
     return {
@@ -56,16 +60,24 @@ def facts_of(engine: "Engine") -> dict[str, Any]:
             "parameters": sum(p.numel() for p in engine.model.parameters()),
             "layers": config.num_hidden_layers,
             "attention_heads": config.num_attention_heads,
-            "kv_heads": cache.target_pool.geometry[0].num_kv_heads,
+            "recurrent_layers": len(cache.target_states.geometry),
+            "kv_heads": max(g.num_kv_heads for g in cache.target_pool.geometry),
             "vocabulary": config.vocab_size,
             "context_length": engine.context_length,
             "dtype": dtype_name(engine),
             "kv_bytes_per_token": target_bytes,
             "draft_kv_bytes_per_token": draft_bytes,
+            "state_bytes_per_request": state_bytes,
+            "draft_state_bytes_per_request": draft_state_bytes,
         },
         "device": engine.device_name,
         "threads": args.num_threads or torch.get_num_threads(),
         "kv_pool": {"tokens": capacity, "bytes": capacity * (target_bytes + draft_bytes)},
+        "state_pool": {
+            "requests": cache.rows.num_rows - 1,
+            "snapshots": cache.snapshots.num_rows - cache.snapshots.first,
+            "bytes": cache.target_states.num_rows * (state_bytes + draft_state_bytes),
+        },
         "algorithms": available(),
         "versions": versions(),
     }

@@ -18,10 +18,15 @@ Two counts, and no other name for either: `num_correct_drafts` (accepted drafts,
 """
 
 import enum
+import html
 from dataclasses import dataclass
 
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from spec_v2.observability.markup import tree_list
+
+MOST_DRAWN = 4  # requests of a tree in a notebook
 
 
 class ForwardMode(enum.Enum):
@@ -82,13 +87,30 @@ class CountReset:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StatePlan:
+    """Which rows of the state pools a prefill reads and writes.
+
+    Request `i` goes on from the state in `start_rows[i]`: 0 for a new text, a snapshot's after a prefix hit, its own for a
+    further chunk. The state after `save_lens[i][j]` of its tokens goes to row `save_rows[i][j]` (0: nowhere). The first
+    save is the request's own row after the whole chunk, the others are snapshots for the prefix cache; all requests
+    have as many. `is_last[i]`: its prompt ends with this chunk.
+    """
+
+    start_rows: tuple[int, ...]
+    save_rows: tuple[tuple[int, ...], ...]
+    save_lens: tuple[tuple[int, ...], ...]
+    is_last: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PromptStaging:
     """Known tokens in host memory, one request after the other. A prefill consumes them once.
 
     Request `i` runs its tokens `prefix_lens[i] .. prefix_lens[i] + extend_lens[i] - 1`; KV of those before is
     there; the last `resumed_lens[i]` of those came from earlier chunks of this prefill, not from the prefix cache.
     `next_ids`: the known token after a chunk, or -1 for a last chunk, whose next token is sampled.
-    `known_ids`: all tokens of each request up to the end of its chunk (empty where no worker reads them).
+    `known_ids`: all tokens of each request up to the end of its chunk (empty where no worker reads them). `states`: None
+    for models without recurrent layers.
     """
 
     rows: Int[Tensor, " b"]
@@ -99,6 +121,7 @@ class PromptStaging:
     next_ids: Int[Tensor, " b"]
     known_ids: Int[Tensor, " known"]
     count_reset: CountReset | None
+    states: StatePlan | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +153,7 @@ class StepInputs:
     next_draft: NextDraft
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class DraftTree:
     """A draft per request. `parents` is the tree; masks, depths and links are derived from it.
 
@@ -146,6 +169,22 @@ class DraftTree:
     scores: Float[Tensor, "b n"]
     match_lens: Int[Tensor, " b"]
     draft_probs: Float[Tensor, "b d dv"]
+
+    def __repr__(self) -> str:
+        b, n = self.tokens.shape
+        return f"DraftTree({b} request{'s' * (b != 1)}, {n} nodes each, on {self.tokens.device})"
+
+    def _repr_html_(self) -> str:
+        """Each request's tree as nested lists of token ids and path scores, the first requests only."""
+        parts = [
+            f"<p>{html.escape(repr(self)[1 + len('DraftTree') : -1])}; path scores beside the token ids</p>"
+        ]
+        for i in range(min(len(self.tokens), MOST_DRAWN)):
+            pairs = zip(self.tokens[i].tolist(), self.scores[i].tolist(), strict=True)
+            labels = [f"<b>{token}</b> {score:.3f}" for token, score in pairs]
+            parts.append(tree_list(self.parents[i].tolist(), labels.__getitem__))
+        rest = len(self.tokens) - MOST_DRAWN
+        return "".join(parts) + (f"<p>... and {rest} more</p>" if rest > 0 else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

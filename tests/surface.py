@@ -150,3 +150,7 @@ def assert_at_rest(engine: Any, *, drained: bool = True) -> None:
     pages = sorted([*cache.pages._free, *(node.page for node in nodes)])
     assert pages == list(range(1, cache.pages.num_pages))
     assert sorted(cache.rows._free) == list(range(1, cache.rows.num_rows))
+    kept = sorted([*cache.snapshots._free, *(node.state_row for node in nodes if node.state_row)])
+    assert kept == list(range(cache.snapshots.first, cache.snapshots.num_rows))
+    for pool in (cache.target_states, cache.draft_states):
+        assert not any(bool(buffer[0].any()) for buffer in pool.buffers()), "row 0 is the state of no text"

@@ -11,6 +11,7 @@ from spec_v2.mem_cache import kv_cache_builder
 from spec_v2.mem_cache.allocator import PageAllocator, RowAllocator
 from spec_v2.mem_cache.kv_cache_builder import build_kv_cache
 from spec_v2.mem_cache.kv_pool import KvPool, LayerGeometry, RowTable, bytes_per_slot
+from spec_v2.mem_cache.state_pool import StateGeometry, StatePool, bytes_per_state
 
 GEOMETRY = (LayerGeometry(2, 4, 4), LayerGeometry(1, 3, 5))
 CPU = torch.device("cpu")
@@ -283,6 +284,46 @@ def test_cf11_the_logits_of_the_largest_step_are_left_room(monkeypatch):
 def test_kv21_more_slots_than_32_bits_name_are_refused():
     with pytest.raises(ValueError, match=r"max_total_tokens=2147483648: .*--max-total-tokens"):
         build(max_total_tokens=2**31)
+
+
+STATES = {0: StateGeometry(10, 4, 2, 3, 5), 2: StateGeometry(6, 4)}
+
+
+def test_states_take_their_room_before_kv(monkeypatch):
+    per_state, per_slot = bytes_per_state(STATES, torch.float64), bytes_per_slot(GEOMETRY, torch.float64)
+    assert per_state == (10 * 3 + 6 * 3 + 2 * 3 * 5) * 8
+    room = (
+        4 * per_state + 4 * 3 * per_state + 17 * per_slot
+    )  # rows; a quarter of the rest is 3 snapshots and more
+    monkeypatch.setattr(kv_cache_builder, "_budget_bytes", lambda device, fraction: room)
+    cache = build(target_states=STATES, prefix_cache=True)
+    assert cache.snapshots.num_free in (3, 4)
+    assert cache.target_states.num_rows == 4 + cache.snapshots.num_free
+    assert [buffer.shape[1:] for buffer in cache.target_states.buffers()] == [(3, 10), (3, 6), (2, 3, 5)]
+    assert cache.has_states
+    left = room - cache.target_states.num_rows * per_state
+    assert cache.pages.num_usable == min(left // per_slot, 3 * cache.row_table.width) // 4
+    assert build(target_states=STATES).snapshots.num_free == 0
+    assert not build().has_states
+
+
+def test_states_that_do_not_fit_are_refused(monkeypatch):
+    budget = 4 * bytes_per_state(STATES, torch.float64)
+    monkeypatch.setattr(kv_cache_builder, "_budget_bytes", lambda device, fraction: budget)
+    with pytest.raises(
+        ValueError, match=r"max_running_requests=3: .*--max-running-requests .*--mem-fraction"
+    ):
+        build(draft_states=STATES)
+    build(draft_states=STATES, max_running_requests=2, max_total_tokens=8)
+
+
+def test_matrices_of_a_half_precision_model_are_in_fp32():
+    pool = StatePool(STATES, 3, torch.bfloat16, CPU)
+    assert {str(b.dtype) for b in pool.windows.values()} == {"torch.bfloat16"}
+    assert pool.states[0].dtype == torch.float32
+    assert bytes_per_state(STATES, torch.bfloat16) == (10 * 3 + 6 * 3) * 2 + 2 * 3 * 5 * 4
+    assert pool
+    assert not StatePool({}, 3, torch.bfloat16, CPU)
 
 
 @pytest.mark.parametrize("slot", [-1, 5])

@@ -94,11 +94,21 @@ def test_gpt2_drafts_past_its_last_learned_position(open_engine, schedule, devic
 
 
 DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}}
-MIXED_LAYERS = {"layer_types": ["conv", "full_attention"]}
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_ssm": 64, "mamba_d_state": 8, "mamba_n_groups": 1}
+KDA = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+}
 REFUSED = {
     "dynamic rope": ("llama", DYNAMIC, "dynamic"),
-    "a convolution layer": ("lfm2", MIXED_LAYERS, "1 of 2 layers"),
-    "recurrent layers": ("mamba2", RECURRENT, "0 of 2 layers"),
+    "a recurrence beside attention": ("falcon_h1", MAMBA, "2 of 2 layers.*FalconH1Mixer.*Lfm2ShortConv"),
+    "a recurrent layer": (
+        "olmo_hybrid",
+        KDA,
+        "1 of 2 layers.*OlmoHybridGatedDeltaNet.*Qwen3NextGatedDeltaNet",
+    ),
+    "recurrent layers": ("mamba2", RECURRENT, "0 of 2 layers.*Mamba2Mixer.*BambaMixer"),
     "attention that takes no keywords": ("stablelm", {}, "[Ss]table"),
     "positions in attention biases": ("bloom", {"n_head": 4}, "bloom|Bloom"),
 }

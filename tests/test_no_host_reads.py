@@ -13,6 +13,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spec_v2.scheduler.streams import CpuStream, CudaStream, NpuStream
+from tests import hybrid_models as hybrids
+from tests.harness import TREE_2
 from tests.scheduling_helpers import ALGORITHMS, expected, greedy, outputs, scene_engine, scene_prompts
 from tests.tiny_models import llama
 
@@ -137,6 +139,18 @@ def test_forced_acceptance_reads_nothing_either(algorithm, schedule, device, for
         forbid(engine)
         done = engine.generate(scene_prompts(algorithm, engine.model, 3), greedy(7))
         assert all(one.spec.forced_acceptance for one in done)
+
+
+@pytest.mark.parametrize("algorithm", ["NGRAM", "STANDALONE"])
+@pytest.mark.parametrize("family", ["qwen3_5_text", "lfm2"])
+def test_recurrent_layers_read_nothing_either(open_engine, algorithm, family, schedule, device, forbid):
+    """The drafter is recurrent too."""
+    target = hybrids.hybrid(family, device)
+    draft = hybrids.drafter("noisy", family, device) if algorithm == "STANDALONE" else None
+    engine = open_engine(target, algorithm, draft, TREE_2, schedule=schedule, debug=False)
+    prompts = hybrids.prompts(target, (9, 4, 2), 8)
+    forbid(engine)
+    assert outputs(engine, prompts, greedy(8)) == expected(engine, prompts, [greedy(8)] * 3)
 
 
 CULPRITS = {

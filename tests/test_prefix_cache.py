@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_v2 import SamplingParams
-from spec_v2.mem_cache.allocator import PageAllocator
+from spec_v2.mem_cache.allocator import PageAllocator, RowAllocator
 from spec_v2.mem_cache.prefix_cache import PrefixCache
 from spec_v2.server_args import ServerArgs
 from spec_v2.spec_info import SpeculativeAlgorithm
@@ -124,10 +124,13 @@ def test_a_cache_that_is_off_keeps_nothing():
 class Users:
     """Requests that come, grow and go, against a list of everything that was ever inserted."""
 
-    def __init__(self, page_size, lookahead):
+    def __init__(self, page_size, lookahead, num_snapshots=None):
         self.cache = new_cache(16, page_size, lookahead)
         self.running = []  # (tokens, pages, path)
         self.inserted = set()
+        self.states = {}  # row -> the text whose state it holds
+        if num_snapshots is not None:  # behind 4 rows of requests
+            self.cache.snapshots = RowAllocator(5 + num_snapshots, first=5)
 
     def begin(self, tokens):
         path = self.cache.match(tokens)
@@ -137,6 +140,8 @@ class Users:
         for i, node in enumerate(path):
             key = tokens[: (i + 1) * size + self.cache.lookahead]
             assert (key, node.page) in self.inserted, "a match that nobody put there"
+        if self.cache.snapshots is not None and path:
+            assert self.states[path[-1].state_row] == tokens[:covered], "the state of another text"
         self.cache.lock(path)
         missing = self.cache.pages.ceil_pages(len(tokens)) - len(path)
         if missing > self.cache.pages.num_free:
@@ -154,6 +159,16 @@ class Users:
         for j in range(before, len(path)):
             self.inserted.add((tokens[: (j + 1) * size + self.cache.lookahead], pages[j]))
 
+    def snapshot(self, i):
+        """Take the state at the last page boundary that leaves a token; keep it, or give it back."""
+        tokens, _, _ = self.running[i % len(self.running)]
+        size = self.cache.pages.page_size
+        length = (len(tokens) - 1) // size * size
+        if length and (row := self.cache.new_snapshot()):
+            self.states[row] = tokens[:length]
+            if not self.cache.keep_snapshot(tokens, length, row):
+                self.cache.snapshots.free(row)
+
     def end(self, i):
         _, pages, path = self.running.pop(i % len(self.running))
         self.cache.unlock(path)
@@ -169,17 +184,19 @@ class Users:
         owned = [page for _, pages, path in self.running for page in pages[len(path) :]]
         everything = [*self.cache.pages._free, *owned, *(node.page for node in nodes)]
         assert sorted(everything) == list(range(1, 17)), "a page with two owners, or none"
+        if self.cache.snapshots is not None:
+            rows = [*self.cache.snapshots._free, *(n.state_row for n in nodes if n.state_row)]
+            assert sorted(rows) == list(range(5, self.cache.snapshots.num_rows))
 
 
-actions = st.tuples(
-    st.sampled_from("bbppeev"),
-    st.integers(0, 30),
-    st.lists(st.integers(0, 1), min_size=1, max_size=9),
-)
+def commands_of(kinds):
+    return st.tuples(
+        st.sampled_from(kinds), st.integers(0, 30), st.lists(st.integers(0, 1), min_size=1, max_size=9)
+    )
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.sampled_from([1, 2, 3]), st.sampled_from([0, 1, 3]), st.lists(actions, max_size=40))
+@given(st.sampled_from([1, 2, 3]), st.sampled_from([0, 1, 3]), st.lists(commands_of("bbppeev"), max_size=40))
 def test_any_sequence_of_uses_keeps_the_books(page_size, lookahead, commands):
     users = Users(page_size, lookahead)
     for kind, number, tokens in commands:
@@ -190,6 +207,39 @@ def test_any_sequence_of_uses_keeps_the_books(page_size, lookahead, commands):
         elif users.running:
             {"p": users.publish, "e": users.end}[kind](number)
         users.check()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from([1, 2, 3]),
+    st.sampled_from([0, 1, 3]),
+    st.integers(0, 3),
+    st.lists(commands_of("bbppsssev"), max_size=40),
+)
+def test_with_snapshots_a_match_ends_where_a_state_is_known(page_size, lookahead, num_snapshots, commands):
+    users = Users(page_size, lookahead, num_snapshots)
+    for kind, number, tokens in commands:
+        if kind == "b":
+            users.begin(tuple(tokens))
+        elif kind == "v":
+            assert users.cache.evict(number % 3) <= number % 3
+        elif users.running:
+            {"p": users.publish, "e": users.end, "s": users.snapshot}[kind](number)
+        users.check()
+
+
+def test_a_snapshot_in_use_is_not_taken_and_the_oldest_idle_one_is():
+    users = Users(2, lookahead=0, num_snapshots=2)
+    for tokens in ((1, 2, 9), (3, 4, 9)):
+        users.begin(tokens)
+        users.publish(-1)
+        users.snapshot(-1)
+    cache = users.cache
+    assert cache.new_snapshot() == 0, "both are in use"
+    users.end(0)
+    assert cache.new_snapshot() > 0
+    assert (len(cache.match((1, 2, 0))), len(cache.known((1, 2, 0)))) == (0, 1), "its KV stays"
+    assert len(cache.match((3, 4, 0))) == 1
 
 
 # -- the engine ----------------------------------------------------------------------------------------------

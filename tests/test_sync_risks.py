@@ -97,7 +97,9 @@ def test_a_setting_that_changes_in_every_step_changes_what_is_drafted(open_engin
     assert len(set(settings.values())) == 3
 
 
-@pytest.mark.parametrize("name", ["eagle3-tree", "multi-layer", "adaptive-standalone", "adaptive-multi-layer"])
+@pytest.mark.parametrize(
+    "name", ["eagle3-tree", "multi-layer", "adaptive-standalone", "adaptive-multi-layer"]
+)
 def test_retracted_requests_go_on(open_engine, name, device):
     """Nothing is in flight when a request loses its memory, and nothing of it may be left behind."""
     engine = open_case(open_engine, name, device, max_total_tokens=110)

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from spec_v2.observability.trace import LANES, Trace
+from spec_v2.observability.trace import LANES, Trace, read_perfetto
 from tests.harness import CHAIN
 from tests.scheduling_helpers import greedy, scene_engine
 from tests.tiny_models import llama
@@ -73,8 +73,8 @@ def test_the_table_shows_the_newest_spans():
         record(trace, "host", "launch", step)
     html = trace._repr_html_()
     assert "the newest 12 of 20 spans" in html
-    assert "<td>19</td><td>host</td><td>launch</td>" in html
-    assert "<td>7</td>" not in html
+    assert '<th scope="row">19</th><td>host</td><td>launch</td>' in html
+    assert '<th scope="row">7</th>' not in html
 
 
 @pytest.fixture
@@ -144,3 +144,52 @@ def test_a_cleared_trace_goes_on(open_engine, device):
     engine.trace.clear()
     engine.generate([(1, 2)], greedy(3))
     assert [name for name, _ in engine.trace.order("launch")] == ["launch"] * 3
+
+
+def test_arrows_lead_from_a_launch_to_its_run_its_copy_and_its_processing(engine, tmp_path):
+    events = json.loads(engine.trace.to_perfetto(tmp_path / "trace.json").read_text())["traceEvents"]
+    lanes = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+    spans = [e for e in events if e["ph"] == "X"]
+
+    def under(event):
+        """The span that an end of an arrow lies in."""
+        [found] = [
+            s
+            for s in spans
+            if s["tid"] == event["tid"]
+            and s["args"]["step"] == int(event["name"].removeprefix("step "))
+            and s["ts"] <= event["ts"] <= s["ts"] + s["dur"]
+            and s["name"] not in ("schedule",)
+        ][-1:]
+        return found["name"]
+
+    starts = {e["id"]: e for e in events if e["ph"] == "s"}
+    ends = {e["id"]: e for e in events if e["ph"] == "f"}
+    assert starts
+    assert set(starts) == set(ends)
+    assert len({e["name"] for e in starts.values()}) == engine.scheduler.num_steps_launched
+    legs = set()
+    for number, start in starts.items():
+        end = ends[number]
+        assert start["ts"] <= end["ts"]
+        assert end["bp"] == "e"
+        legs.add((lanes[start["tid"]], lanes[end["tid"]]))
+        if lanes[start["tid"]] == "host":
+            assert under(start) == "launch"
+        if lanes[end["tid"]] == "copy":
+            assert under(end) == "copy"
+        if lanes[end["tid"]] == "host":
+            assert under(end) == "process"
+    assert legs == {("host", "forward"), ("forward", "copy"), ("copy", "host")}
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+def test_a_file_can_be_read_back(engine, tmp_path, name):
+    assert read_perfetto(engine.trace.to_perfetto(tmp_path / name)) == engine.trace.spans()
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "not JSON", '{"traceEvents": [{"ph": "X"}]}'])
+def test_another_file_is_refused(tmp_path, text):
+    (tmp_path / "other.json").write_text(text)
+    with pytest.raises(ValueError, match=r"other\.json: not a trace"):
+        read_perfetto(tmp_path / "other.json")

@@ -100,7 +100,7 @@ def test_a_layer_is_of_the_target_s_shape():
 # -- optimizer -----------------------------------------------------------------------------------------------
 
 
-def test_bfloat16_weights_follow_fp32_masters():
+def test_bfloat16_weights_follow_their_masters():
     """Steps too small for bfloat16 add up in the masters."""
     weight = nn.Parameter(torch.ones(4, 4, dtype=torch.bfloat16))
     optimizer = MasterAdamW({"w": weight}, weight_decay=0.0, clip=1e9)

@@ -56,15 +56,16 @@ class PageAllocator:
 
 
 class RowAllocator:
-    """Hands out rows of the row table and the FutureMap. Row 0 is padding and never leaves."""
+    """Hands out rows `first .. num_rows - 1`, of the row table, the FutureMap, the state pool. Row 0 is padding."""
 
-    def __init__(self, num_rows: int) -> None:
+    def __init__(self, num_rows: int, first: int = 1) -> None:
         self.num_rows = num_rows
+        self.first = first
         self.reset()
 
     def reset(self) -> None:
         """All rows are free."""
-        self._free = list(range(self.num_rows - 1, 0, -1))
+        self._free = list(range(self.num_rows - 1, self.first - 1, -1))
 
     @property
     def num_free(self) -> int:
@@ -74,6 +75,6 @@ class RowAllocator:
         return self._free.pop()
 
     def free(self, row: int) -> None:
-        if not 0 < row < self.num_rows or row in self._free:
+        if not self.first <= row < self.num_rows or row in self._free:
             raise RuntimeError(f"row {row} is not owned by anybody: freed twice?")
         self._free.append(row)

@@ -3,6 +3,7 @@
 Target and draft pools share slot numbers: slot `s` means the same request and place in both.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -42,8 +43,8 @@ class KvPool:
         self.paged_attention: bool | None = None
         self.host_lens: HostLens | None = None
         self._has_int32_slots = device.type == "npu"  # 64-bit indices go to a slower processor there
-        self.keys = [_zeros(num_slots, g.num_kv_heads, g.key_dim, dtype, device) for g in geometry]
-        self.values = [_zeros(num_slots, g.num_kv_heads, g.value_dim, dtype, device) for g in geometry]
+        self.keys = [zeros((num_slots, g.num_kv_heads, g.key_dim), dtype, device) for g in geometry]
+        self.values = [zeros((num_slots, g.num_kv_heads, g.value_dim), dtype, device) for g in geometry]
         self._buffers = SlotBuffers.of((*self.keys, *self.values))
 
     def slot_ids(self, slots: Int[Tensor, " t"]) -> Int[Tensor, " t"]:
@@ -81,13 +82,13 @@ class KvPool:
             buffer[page_size:].fill_(value)
 
 
-def _zeros(num_slots: int, num_heads: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros that take no time and no memory on a CPU before they are used: numpy has the system's zero pages,
     torch.zeros writes every byte, which is seconds for the default pool."""
-    if device.type != "cpu":
-        return torch.zeros(num_slots, num_heads, width, dtype=dtype, device=device)
-    raw = np.zeros(num_slots * num_heads * width * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(raw).view(dtype).view(num_slots, num_heads, width)
+    if device.type != "cpu" or 0 in shape:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    raw = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(shape)
 
 
 def bytes_per_slot(geometry: tuple[LayerGeometry, ...], dtype: torch.dtype) -> int:

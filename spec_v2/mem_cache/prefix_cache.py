@@ -2,19 +2,23 @@
 
 A tree of pages: an edge is the tokens of one page. For shifted drafts (EAGLE) the KV of position `p` depends on
 token `p + 1` too, so an edge also holds the first token after its page: keys are token pairs, written as one
-run. MTP modules look further ahead, each by one token more, and an edge holds as many. A page belongs to the tree from the moment it enters; requests that use it hold a lock on its node.
+run. MTP modules look further ahead, each by one token more, and an edge holds as many. A page belongs to the tree from
+the moment it enters; requests that use it hold a lock on its node.
+
+A model with recurrent layers can go on from a prefix only where its state is known, so there a node may also hold a
+*snapshot*: the row of the state pool with the state after its page. A match then ends at the last node that has one.
 """
 
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from spec_v2.mem_cache.allocator import PageAllocator
+from spec_v2.mem_cache.allocator import PageAllocator, RowAllocator
 
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """One page. `locks` counts the requests that use this page or one below it."""
+    """One page. `locks` counts the requests that use this page or one below it; `state_row` 0 is no snapshot."""
 
     parent: "Node | None"
     key: tuple[int, ...]
@@ -22,16 +26,26 @@ class Node:
     children: dict[tuple[int, ...], "Node"] = field(default_factory=dict)
     locks: int = 0
     last_used: int = 0
+    state_row: int = 0
 
 
 class PrefixCache:
     """`match` and `lock` on admission, `insert` as KV becomes final, `unlock` at release, `evict` when short.
 
-    `lookahead`: tokens behind a page that its KV depends on.
+    `lookahead`: tokens behind a page that its KV depends on. `snapshots`: hands out rows for states; None for models
+    without recurrent layers.
     """
 
-    def __init__(self, pages: PageAllocator, *, lookahead: int, enabled: bool = True) -> None:
+    def __init__(
+        self,
+        pages: PageAllocator,
+        *,
+        lookahead: int,
+        enabled: bool = True,
+        snapshots: RowAllocator | None = None,
+    ) -> None:
         self.pages = pages
+        self.snapshots = snapshots
         self.lookahead = lookahead
         self.enabled = enabled
         self._clock = 0
@@ -44,7 +58,14 @@ class PrefixCache:
         self.num_evictable = 0
 
     def match(self, tokens: Sequence[int]) -> list[Node]:
-        """The nodes of the longest cached prefix, root excluded. At least one token is left to compute."""
+        """The nodes of the longest prefix to go on from, root excluded. At least one token is left to compute."""
+        path = self.known(tokens)
+        while self.snapshots is not None and path and not path[-1].state_row:
+            path.pop()
+        return path
+
+    def known(self, tokens: Sequence[int]) -> list[Node]:
+        """The nodes of the longest prefix whose KV is here, with a snapshot at its end or not."""
         path: list[Node] = []
         node = self.root
         while self.enabled and (len(path) + 1) * self.pages.page_size < len(tokens):
@@ -54,6 +75,30 @@ class PrefixCache:
             path.append(child)
             node = child
         return path
+
+    def new_snapshot(self) -> int:
+        """A row for a state: a free one, else that of the snapshot used least recently, if nobody uses its node; or 0."""
+        if self.snapshots is None or not self.enabled:
+            return 0
+        if not self.snapshots.num_free:
+            idle = [n for n in self._nodes() if n.state_row and n.locks == 0]
+            if not idle:
+                return 0
+            oldest = min(idle, key=lambda n: n.last_used)
+            self._drop_snapshot(oldest)
+        return self.snapshots.alloc()
+
+    def keep_snapshot(self, tokens: Sequence[int], length: int, row: int) -> bool:
+        """Give the tree the state after `length` of `tokens`. False where it does not have their last page (yet)."""
+        assert self.snapshots is not None
+        path = self.known(tokens)[: length // self.pages.page_size]
+        if len(path) * self.pages.page_size < length:
+            return False
+        if path[-1].state_row:
+            self.snapshots.free(row)
+        else:
+            path[-1].state_row = row
+        return True
 
     def insert(self, tokens: Sequence[int], pages: Sequence[int], path: list[Node]) -> None:
         """Give the tree a request's pages behind `path`, its locked nodes; `path` grows by what it took.
@@ -98,12 +143,18 @@ class PrefixCache:
             assert parent is not None
             del parent.children[node.key]
             self.pages.free([node.page])
+            self._drop_snapshot(node)
             self.num_pages -= 1
             self.num_evictable -= 1
             freed += 1
             if parent is not self.root and not parent.children and parent.locks == 0:
                 heapq.heappush(idle, (parent.last_used, id(parent), parent))
         return freed
+
+    def _drop_snapshot(self, node: Node) -> None:
+        if self.snapshots is not None and node.state_row:
+            self.snapshots.free(node.state_row)
+            node.state_row = 0
 
     def _nodes(self) -> list[Node]:
         found, stack = [], list(self.root.children.values())

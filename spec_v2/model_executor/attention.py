@@ -16,6 +16,7 @@ from spec_v2.kernels.paged_attention import paged_attention
 from spec_v2.kernels.paged_attention.npu import paged_attention_npu
 from spec_v2.mem_cache.kv_pool import LayerGeometry
 from spec_v2.model_executor.forward_batch import AttentionGroup, ForwardBatch
+from spec_v2.model_executor.recurrence import StateProbe
 
 NAME = "spec_v2"
 
@@ -50,27 +51,32 @@ class NotOnSlots(RuntimeError):
 
 
 class GeometryProbe:
-    """Stands in for a forward batch once, at load: records what each layer's attention wants."""
+    """Stands in for a forward batch once, at load: records what each layer's attention wants, or its recurrence."""
 
     def __init__(self) -> None:
+        self.states = StateProbe()
         self.layers: dict[int, LayerGeometry] = {}
         self.options: dict[int, dict[str, Any]] = {}  # what each layer passes on to `attend_written`
         self.num_readers = 0  # layers without keys and values of their own
         self.unknown: set[str] = set()
+        self.modules: list[torch.nn.Module] = []  # that attend
 
     @property
     def geometry(self) -> tuple[LayerGeometry, ...]:
-        """Of all layers, in order."""
-        return tuple(self.layers[i] for i in sorted(self.layers))
+        """Of all layers, in order. A recurrent layer keeps nothing per token."""
+        everything = dict.fromkeys(self.states.layers, LayerGeometry(0, 0, 0)) | self.layers
+        return tuple(everything[i] for i in sorted(everything))
 
     def record(
         self,
+        module: torch.nn.Module,
         layer: int,
         key: Tensor | None,
         value: Tensor | None,
         options: dict[str, Any],
         kwargs: dict[str, Any],
     ) -> None:
+        self.modules.append(module)
         if key is None or value is None:
             self.num_readers += 1
         else:
@@ -107,7 +113,7 @@ def slot_attention(
         "s_aux": s_aux,
     }
     if isinstance(forward_batch, GeometryProbe):
-        forward_batch.record(layer, key, value, options, kwargs)
+        forward_batch.record(module, layer, key, value, options, kwargs)
         width = query.shape[-1] if value is None else value.shape[-1]
         return query.new_zeros(1, query.shape[2], query.shape[1], width), None
     if not isinstance(forward_batch, ForwardBatch):

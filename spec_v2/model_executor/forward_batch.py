@@ -8,7 +8,7 @@ prefill has one group per request.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,6 +17,7 @@ from torch import Tensor
 from spec_v2.kernels.paged_attention import KERNEL_DTYPES, PagedView, TreeWindow
 from spec_v2.kernels.paged_attention.npu import NpuView
 from spec_v2.mem_cache.kv_pool import KvPool, RowTable
+from spec_v2.model_executor.recurrence import StateView
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +59,15 @@ class AttentionGroup:
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
-    """One forward: where its KV goes (`out_slots`) and what its queries see (`paged`, `npu`, or else `groups`)."""
+    """One forward: where its KV goes (`out_slots`), what its queries see (`paged`, `npu`, or else `groups`), and the
+    `states` of recurrent layers (None for models that have none)."""
 
     kv_pool: KvPool
     out_slots: Int[Tensor, " t"]
     groups: tuple[AttentionGroup, ...] = ()
     paged: PagedView | None = None
     npu: NpuView | None = None
+    states: StateView | None = None
 
 
 def reads_in_place(kv_pool: KvPool) -> bool:
@@ -98,6 +101,7 @@ def window_forward_batch(
     window_positions: Int[Tensor, "b win"],
     visible: Bool[Tensor, "b q win"] | None = None,
     keys_ahead: int | None = None,
+    states: StateView | None = None,
 ) -> ForwardBatch:
     """Each request runs the last `q` tokens of its window; all of the window's KV is readable.
 
@@ -124,7 +128,8 @@ def window_forward_batch(
             window=window,
         )
         out_slots = kv_pool.slot_ids(window_slots[:, -num_queries:].flatten())
-        return _in_place(kv_pool, out_slots, view, view.window_len if keys_ahead is None else keys_ahead)
+        ahead = view.window_len if keys_ahead is None else keys_ahead
+        return replace(_in_place(kv_pool, out_slots, view, ahead), states=states)
 
     if visible is None:
         win = window_slots.shape[1]
@@ -142,7 +147,7 @@ def window_forward_batch(
         mask=torch.cat([in_prefix[:, None, :].expand(-1, num_queries, -1), visible], 2),
     )
     out_slots = kv_pool.slot_ids(window_slots[:, -num_queries:].flatten())
-    return ForwardBatch(kv_pool, out_slots, (group,))
+    return ForwardBatch(kv_pool, out_slots, (group,), states=states)
 
 
 def reading_forward_batch(
@@ -197,10 +202,11 @@ def extend_forward_batch(
     rows: Int[Tensor, " b"],
     prefix_lens: tuple[int, ...],
     extend_lens: tuple[int, ...],
+    states: StateView | None = None,
 ) -> ForwardBatch:
     """Prefill: `extend_lens[i]` tokens of request `i` behind its prefix, one request after the other, causal."""
     if reads_in_place(kv_pool):
-        return _paged_extend(kv_pool, row_table, rows, prefix_lens, extend_lens)
+        return _paged_extend(kv_pool, row_table, rows, prefix_lens, extend_lens, states)
     groups, out_slots, start = [], [], 0
     for i, (prefix, length) in enumerate(zip(prefix_lens, extend_lens, strict=True)):
         slots = row_table.prefix(rows[i : i + 1], prefix + length)
@@ -217,7 +223,7 @@ def extend_forward_batch(
         )
         out_slots.append(slots[0, prefix:])
         start += length
-    return ForwardBatch(kv_pool, kv_pool.slot_ids(torch.cat(out_slots)), tuple(groups))
+    return ForwardBatch(kv_pool, kv_pool.slot_ids(torch.cat(out_slots)), tuple(groups), states=states)
 
 
 def _paged_extend(
@@ -226,6 +232,7 @@ def _paged_extend(
     rows: Int[Tensor, " b"],
     prefix_lens: tuple[int, ...],
     extend_lens: tuple[int, ...],
+    states: StateView | None,
 ) -> ForwardBatch:
     """The same prefill as one view: what the host knows of lengths goes up once, keys stay where they are."""
     spans = list(zip(prefix_lens, extend_lens, strict=True))
@@ -242,4 +249,5 @@ def _paged_extend(
         max_queries=max(extend_lens),
         query_starts=query_starts,
     )
-    return ForwardBatch(kv_pool, row_table.at(rows[request], positions[:, None])[:, 0], paged=view)
+    slots = row_table.at(rows[request], positions[:, None])[:, 0]
+    return ForwardBatch(kv_pool, slots, paged=view, states=states)

@@ -1,9 +1,10 @@
 """Runs a transformers causal LM, or a draft head with the same interface, on paged KV."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
@@ -26,10 +27,11 @@ class ModelOutput:
 
 
 class ModelRunner:
-    """A model, what it needs per token (`geometry`), and one way to call it.
+    """A model, what it needs per token (`geometry`) and per request (`state_geometry`), and one way to call it.
 
-    Raises ValueError at construction where the model's attention wants something that we don't honour, does
-    not go through transformers' attention interface, or scales its positions by the running length.
+    `known_mixers`: class names of the recurrent layers that could have been ours, for errors to list. Raises ValueError
+    at construction where the model's attention wants something that we don't honour, does not go through transformers'
+    attention interface, or scales its positions by the running length; and where a layer is recurrent and not ours.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class ModelRunner:
         context_length: int,
         field: str = "model_path",
         aux_layers: tuple[int, ...] = (),
+        known_mixers: Collection[str] = (),
     ) -> None:
         register()
         self.model = model
@@ -55,11 +58,12 @@ class ModelRunner:
             keep = partial(self._keep_aux, place)
             self._hooks.append(layer.register_forward_pre_hook(keep, with_kwargs=True))
         try:
-            probe = probe_attention(self.model, field)
+            probe = probe_attention(self.model, field, known_mixers)
         except BaseException:
             self.detach()
             raise
         self.geometry, self.attention_options = probe.geometry, probe.options
+        self.state_geometry = probe.states.layers
         self.vocab_size = int(self.model.config.vocab_size)
         self.hidden_size = int(getattr(self.model, "recurrent_size", None) or self.model.config.hidden_size)
         # of the hidden states that a forward gives
@@ -128,6 +132,13 @@ class ModelRunner:
             self._aux[place] = args[0] if args else kwargs["hidden_states"]
 
 
+_CACHES = {
+    "cache",
+    "cache_params",
+    "past_key_values",
+    "past_key_value",
+}  # transformers' names for it, old and new
+
 _lent: dict[int, tuple[Any, str, int]] = {}  # id(config) -> config, its own attention, runners that use ours
 
 
@@ -165,8 +176,8 @@ def on_slots(model: Any) -> Iterator[None]:
         _give_back(configs)
 
 
-def probe_attention(model: Any, field: str) -> GeometryProbe:
-    """Run two tokens through the model and see what each layer's attention is given.
+def probe_attention(model: Any, field: str, known_mixers: Collection[str] = ()) -> GeometryProbe:
+    """Run two tokens through the model and see what each layer's attention, or its recurrence, is given.
 
     The model must be on our attention. Raises ValueError where it wants something that we don't honour.
     """
@@ -195,9 +206,33 @@ def probe_attention(model: Any, field: str) -> GeometryProbe:
             "use a model whose attention is plain softmax over keys (sliding windows, softcap, sinks are fine)"
         )
     num_layers = int(config.num_hidden_layers)
-    if sorted(probe.layers) != list(range(num_layers - probe.num_readers)):
+    num_ours = len({*probe.layers, *probe.states.layers}) + probe.num_readers
+    strangers = _stateful_strangers(model, probe, known_mixers)
+    if strangers or num_ours != num_layers:
         raise ValueError(
-            f"{field}={name}: {len(probe.layers) + probe.num_readers} of {num_layers} layers call transformers' attention "
-            "interface; recurrent and custom layers are not supported, use an attention-only causal LM"
+            f"{field}={name}: {num_ours} of {num_layers} layers call transformers' attention interface or are recurrent "
+            f"layers that are supported; not supported: {', '.join(strangers) or 'the others'}. Use an attention-only "
+            f"causal LM, or one whose recurrent layers are among {', '.join(known_mixers) or 'none'}"
         )
     return probe
+
+
+def _stateful_strangers(model: Any, probe: GeometryProbe, known_mixers: Collection[str]) -> list[str]:
+    """Class names of the parts of layers that keep something in a cache, and would keep it there and not with us.
+
+    A layer may have one beside its attention, so counting layers does not find them.
+    """
+    attending = {id(module) for module in probe.modules}
+
+    def is_ours(module: nn.Module) -> bool:
+        return id(module) in attending or type(module).__name__ in known_mixers
+
+    return sorted(
+        {
+            type(module).__name__
+            for module in model.modules()
+            if getattr(module, "layer_idx", None) is not None
+            and _CACHES & set(signature(module.forward).parameters)
+            and not any(map(is_ours, module.modules()))
+        }
+    )

@@ -17,7 +17,8 @@ class EagleHead(nn.Module):
 
     `config`: a transformers config of the head's layers; `config.hidden_size` must be the target's.
     `norm_input`, `norm_output`: whether the first layer normalises its input and whether a final norm follows.
-    Published EAGLE heads have neither.
+    Published EAGLE heads have neither. Raises ValueError where `config` does not fit the target, or where a norm is to be
+    left out that its model family has under another name.
     """
 
     def __init__(
@@ -41,9 +42,9 @@ class EagleHead(nn.Module):
         self.config = config
         self.decoder = AutoModel.from_config(config)
         if not norm_input:
-            self.decoder.layers[0].input_layernorm = nn.Identity()
+            _leave_out(self.decoder.layers[0], "input_layernorm", "norm_input")
         if not norm_output:
-            self.decoder.norm = nn.Identity()
+            _leave_out(self.decoder, "norm", "norm_output")
         self.fc = nn.Linear(2 * hidden_size, hidden_size)
         weight = target.get_input_embeddings().weight
         self.to(dtype=weight.dtype, device=weight.device)
@@ -97,3 +98,12 @@ class EagleHead(nn.Module):
         if logits_to_keep is not None:
             hidden = hidden[:, logits_to_keep]
         return SimpleNamespace(logits=self.readout(hidden))
+
+
+def _leave_out(owner: nn.Module, name: str, option: str) -> None:
+    if not hasattr(owner, name):
+        raise ValueError(
+            f"speculative_draft_model_path: {type(owner).__name__} has no {name} to leave out; set {option} to true, or "
+            "use a head of another model family"
+        )
+    setattr(owner, name, nn.Identity())

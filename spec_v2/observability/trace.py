@@ -5,9 +5,10 @@ Kept cheaply: one tuple per span in a bounded deque; nothing is formatted until 
 
 import gzip
 import json
+import statistics
 import time
-from collections import deque
-from collections.abc import Container, Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,11 @@ from typing import Any
 
 import torch
 
+from spec_v2.observability.markup import table
+
 LANES = ("host", "forward", "copy")
+THREADS = {lane: number for number, lane in enumerate(LANES, start=1)}
+PROCESS = 100  # no lane's number: Perfetto calls a thread with its process's number the main thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,25 +96,28 @@ class Trace:
     ) -> Path:
         """Write Chrome/Perfetto trace JSON (times in microseconds), one thread per lane. Returns the path.
 
+        Arrows lead from a step's launch to its first run, to its copy, and to where the host processes it.
+
         A path that ends in .gz is compressed, which Perfetto reads too. `steps`: these only. `notes`: kept in the
         file, beside the events.
         """
         events: list[dict[str, Any]] = [
-            {"ph": "M", "pid": 1, "tid": tid, "name": "thread_name", "args": {"name": lane}}
-            for tid, lane in enumerate(LANES)
+            {"ph": "M", "pid": PROCESS, "tid": tid, "name": name, "args": value}
+            for lane, tid in THREADS.items()
+            for name, value in (("thread_name", {"name": lane}), ("thread_sort_index", {"sort_index": tid}))
         ]
+        spans = [s for s in self.spans() if steps is None or s.step in steps]
         events += [
             {
                 "ph": "X",
-                "pid": 1,
-                "tid": LANES.index(s.lane),
+                "pid": PROCESS,
+                "tid": THREADS[s.lane],
                 "name": s.name,
                 "ts": s.start_us,
                 "dur": s.duration_us,
                 "args": {"step": s.step},
             }
-            for s in self.spans()
-            if steps is None or s.step in steps
+            for s in spans
         ]
         events += [
             {
@@ -121,6 +129,7 @@ class Trace:
             }
             for _, ns, setting in list(self._settings)
         ]
+        events += _flow_events(spans)
         path = Path(path)
         kept = {"traceEvents": events, "displayTimeUnit": "ms"} | (
             {"otherData": dict(notes)} if notes else {}
@@ -133,16 +142,24 @@ class Trace:
         return f"Trace({len(self._raw)} spans)"
 
     def _repr_html_(self) -> str:
+        """What took how long, by lane, and the newest spans."""
         spans = self.spans()
+        times = defaultdict[tuple[str, str], list[float]](list)
+        for s in spans:
+            times[s.lane, s.name].append(s.duration_us / 1e3)
+        by_name = sorted(times.items(), key=lambda item: (LANES.index(item[0][0]), -sum(item[1])))
         last = spans[-12:]
-        rows = "".join(
-            f"<tr><td>{s.step}</td><td>{s.lane}</td><td>{s.name}</td>"
-            f"<td>{s.start_us / 1e3:.2f}</td><td>{s.duration_us / 1e3:.2f}</td></tr>"
-            for s in last
-        )
-        return (
-            f"<table><caption>Trace: the newest {len(last)} of {len(spans)} spans</caption><tr><th>step</th>"
-            f"<th>lane</th><th>what</th><th>start (ms)</th><th>took (ms)</th></tr>{rows}</table>"
+        return table(
+            "Trace: what ran on each lane, longest first",
+            ("lane", "what", "times", "median (ms)", "in all (ms)"),
+            (
+                (lane, name, len(took), f"{statistics.median(took):.2f}", f"{sum(took):.1f}")
+                for (lane, name), took in by_name
+            ),
+        ) + table(
+            f"Trace: the newest {len(last)} of {len(spans)} spans",
+            ("step", "lane", "what", "start (ms)", "took (ms)"),
+            ((s.step, s.lane, s.name, f"{s.start_us / 1e3:.2f}", f"{s.duration_us / 1e3:.2f}") for s in last),
         )
 
     def _resolve(self, raw: tuple[str, str, int, Any, Any]) -> Span:
@@ -154,3 +171,44 @@ class Trace:
         offset_us = (self._device_origin_ns - self._origin_ns) / 1e3
         start_us = offset_us + self._device_origin.elapsed_time(start) * 1e3
         return Span(lane, name, step, start_us, start.elapsed_time(end) * 1e3)
+
+
+def _flow_events(spans: Sequence[Span]) -> list[dict[str, Any]]:
+    """Arrows of each step: launch -> first run on the forward lane, last run -> copy, copy -> process."""
+    lanes = defaultdict[int, dict[str, list[Span]]](lambda: defaultdict(list))
+    for s in spans:
+        if s.lane != "host" or s.name in ("launch", "process"):
+            lanes[s.step][s.name if s.lane == "host" else s.lane].append(s)
+    events: list[dict[str, Any]] = []
+    for step, parts in lanes.items():
+        stops = (("launch", 0), ("forward", 0)), (("forward", -1), ("copy", 0)), (("copy", 0), ("process", 0))
+        for (start, first), (end, last) in stops:
+            if parts[start] and parts[end]:
+                events += _flow(len(events), step, parts[start][first], parts[end][last])
+    return events
+
+
+def _flow(number: int, step: int, start: Span, end: Span) -> Iterable[dict[str, Any]]:
+    """One arrow. Its ends lie within the spans that they belong to, in order of time."""
+    leaves = start.start_us if start.name == "launch" else start.start_us + start.duration_us
+    arrives = max(end.start_us, leaves)
+    name = f"step {step}"
+    for ph, s, ts in (("s", start, leaves), ("f", end, arrives)):
+        event = {"ph": ph, "pid": PROCESS, "tid": THREADS[s.lane], "ts": ts, "id": number, "cat": "step"}
+        yield event | {"name": name} | ({"bp": "e"} if ph == "f" else {})
+
+
+def read_perfetto(path: str | Path) -> list[Span]:
+    """The spans of a file that `to_perfetto` wrote, in start order. Raises ValueError for another kind of file."""
+    data = Path(path).read_bytes()
+    try:
+        events = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)["traceEvents"]
+        lanes = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+        spans = [
+            Span(lanes[e["tid"]], e["name"], e["args"]["step"], float(e["ts"]), float(e["dur"]))
+            for e in events
+            if e["ph"] == "X"
+        ]
+    except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: not a trace that Trace.to_perfetto wrote ({error!r})") from error
+    return sorted(spans, key=lambda s: s.start_us)

@@ -15,6 +15,7 @@ from spec_v2.model_executor.npu_backend import can_pin
 from spec_v2.scheduler.future_map import MOST_UNREAD
 from spec_v2.scheduler.sampling_batch_info import SamplingBatchInfo, host_tensor
 from spec_v2.scheduler.schedule_batch import Request, ScheduleBatch
+from spec_v2.scheduler.state_plan import plan_states
 from spec_v2.scheduler.step_shapes import StepShapes
 from spec_v2.server_args import ServerArgs
 from spec_v2.types import CountReset, ForwardMode, PromptStaging, TreeShape
@@ -173,6 +174,8 @@ class BatchPlanner:
         req.pages = [node.page for node in prefix]
         req.cached_tokens = max(req.cached_tokens, num_cached)
         req.kv_committed_len = req.prefill_start = num_cached
+        req.state_row = prefix[-1].state_row if prefix else 0
+        req.fork_len = len(self.cache.prefix.known(req.fill_ids)) * self.cache.pages.page_size
         self._own(req, wanted + len(prefix))
         return req
 
@@ -204,6 +207,7 @@ class BatchPlanner:
                 next_ids=host(next_ids),
                 known_ids=host(known if self.keeps_known_ids else []),
                 count_reset=self._count_reset(reqs),
+                states=plan_states(reqs, spans, self.cache.prefix) if self.cache.has_states else None,
             ),
             spec_info=rows,
         )
@@ -290,6 +294,7 @@ class BatchPlanner:
         known = final + (self.cache.prefix.lookahead > 0)  # draft KV knows the token behind
         tokens = (req.prompt_ids + tuple(req.output_ids))[:known]
         self.cache.prefix.insert(tokens, req.pages, req.cached_path)
+        req.snapshots = [s for s in req.snapshots if not self.cache.prefix.keep_snapshot(tokens, *s)]
 
     def release(self, req: Request) -> None:
         """Free all that a request owns. A step in flight may still write it: the next owner is queued behind."""
@@ -297,7 +302,9 @@ class BatchPlanner:
         self.cache.prefix.unlock(req.cached_path)
         self.cache.pages.free(req.pages[shared:])
         self.cache.rows.free(req.row)
-        req.pages, req.cached_path, req.row = [], [], 0
+        for _, row in req.snapshots:
+            self.cache.snapshots.free(row)
+        req.pages, req.cached_path, req.snapshots, req.row = [], [], [], 0
         req.kv_committed_len = req.kv_allocated_len = req.num_unread = 0
 
     def finish(self, req: Request) -> None:
@@ -320,7 +327,7 @@ class BatchPlanner:
         """
         for req in [*self.live.values(), *self.waiting]:
             req.finish_reason = req.finish_reason or "abort"
-            req.pages, req.cached_path, req.row = [], [], 0
+            req.pages, req.cached_path, req.snapshots, req.row = [], [], [], 0
         self.live.clear()
         self.waiting.clear()
         self.running_batch = self.last_batch = self.chunked = None

@@ -4,9 +4,10 @@ import logging
 from collections.abc import Callable
 
 from spec_v2.adaptive_policy import StepObservation
+from spec_v2.observability.step_log import StepLog
 from spec_v2.scheduler.batch_planner import BatchPlanner
 from spec_v2.scheduler.schedule_batch import GenerationBatchResult, Request, ScheduleBatch
-from spec_v2.types import TokenLogprobs
+from spec_v2.types import TokenLogprobs, TreeShape
 
 _LOG = logging.getLogger("spec_v2")
 STEPS_BEFORE_WARNING = 100
@@ -19,6 +20,7 @@ class BatchResultProcessor:
         self._planner = planner
         self._clock = clock
         self._landed_at = float("-inf")  # the newest step
+        self.step_log: StepLog | None = None  # filled while somebody wants to look at the steps
         self._drafting_steps = self._num_correct_drafts = 0
         self._has_draft_model = planner.server_args.algorithm.needs_draft_model()
         self._is_forced = planner.server_args.speculative_simulated_accept_length is not None
@@ -45,19 +47,14 @@ class BatchResultProcessor:
             req.num_in_flight -= 1
             if req.finish_reason is not None:  # it finished while this step was in flight
                 continue
-            if not batch.forward_mode.is_extend():
+            if batch.shape is not None:
                 live.append(i)
-                req.kv_committed_len += accept_lens[i]
-                req.accept_lens.append(accept_lens[i])
-                req.draft_depths.append(draft_depths[i])
-                req.is_forced = self._is_forced
-                self._watch(accept_lens[i] - 1, draft_depths[i])
-                if batch.shape is not None:
-                    req.settings.append(batch.shape.setting)
-                    req.note_step(accept_lens[i] - 1, match_lens[i], drafted=batch.shape.drafts)
+                self._note_decode(req, batch.shape, accept_lens[i], draft_depths[i], match_lens[i])
             before = len(req.output_ids)
             req.commit(predict[i][: accept_lens[i]])
             req.step_lens.append(len(req.output_ids) - before)
+            if self.step_log is not None and result.noted is not None:
+                self.step_log.note(result.step, req.request_id, result.noted.get(), i, req.step_lens[-1])
             if req.params.logprobs:
                 self._keep_logprobs(req, host.logprobs, i, len(req.output_ids) - before)
             if req.finished:
@@ -65,18 +62,28 @@ class BatchResultProcessor:
                 finished.append(req)
             elif batch.forward_mode.is_extend():
                 self._planner.keep_prefix(req)
-        if live and batch.shape is not None:
-            self._planner.shapes.landed(
-                StepObservation(
-                    shape=batch.shape,
-                    batch_size=len(batch),
-                    max_seq_len=batch.max_seq_len,
-                    num_correct_drafts=[accept_lens[i] - 1 for i in live],
-                    draft_depths=[draft_depths[i] for i in live],
-                    seconds=None if batch.catches_up else seconds,
-                )
+        if live and batch.shape is not None and self._planner.shapes.policy is not None:
+            step = StepObservation(
+                shape=batch.shape,
+                batch_size=len(batch),
+                max_seq_len=batch.max_seq_len,
+                num_correct_drafts=[accept_lens[i] - 1 for i in live],
+                draft_depths=[draft_depths[i] for i in live],
+                seconds=None if batch.catches_up else seconds,
             )
+            self._planner.shapes.policy.observe(step)
         return finished
+
+    def _note_decode(
+        self, req: Request, shape: TreeShape, accept_len: int, draft_depth: int, match_len: int
+    ) -> None:
+        req.kv_committed_len += accept_len
+        req.accept_lens.append(accept_len)
+        req.draft_depths.append(draft_depth)
+        req.settings.append(shape.setting)
+        req.is_forced = self._is_forced
+        req.note_step(accept_len - 1, match_len, drafted=shape.drafts)
+        self._watch(accept_len - 1, draft_depth)
 
     def _watch(self, num_correct_drafts: int, draft_depth: int) -> None:
         """Say it once where a draft model seems not to belong to its target. Texts are right all the same."""

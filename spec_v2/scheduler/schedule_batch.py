@@ -9,6 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from spec_v2.mem_cache.prefix_cache import Node
+from spec_v2.observability.step_log import StepTensors
 from spec_v2.sampling_params import SamplingParams
 from spec_v2.scheduler.sampling_batch_info import SamplingBatchInfo, host_tensor
 from spec_v2.scheduler.stop_strings import StopStrings
@@ -54,6 +55,11 @@ class Request:
     cached_path: list[Node] = field(default_factory=list)  # nodes that own the first of its pages
     cached_tokens: int = 0
     prefill_start: int = 0  # tokens that were cached when its prefill began
+    state_row: int = 0  # whose state its next chunk goes on from: none, a snapshot's, or its own row's
+    fork_len: int = 0  # tokens whose KV was known at its admission, with a snapshot to go on from or not
+    snapshots: list[tuple[int, int]] = field(
+        default_factory=list
+    )  # (tokens, row), not yet the prefix cache's
     epoch: int = 0  # counts retractions; results of an earlier epoch are dropped
     kv_committed_len: int = 0
     kv_allocated_len: int = 0
@@ -184,4 +190,5 @@ class GenerationBatchResult:
     # held until it is processed: the copy stream reads it, and the forward stream would get its memory again
     packed: Pending[PackedVerdict] | None = None
     host: Pending[HostVerdict] | None = None
+    noted: Pending[StepTensors] | None = None  # while steps are recorded for a person to look at
     copy_done: Event | None = None

@@ -12,6 +12,7 @@ import torch
 
 from spec_v2.mem_cache.kv_cache_builder import KvCache
 from spec_v2.model_executor.npu_backend import can_pin
+from spec_v2.observability.step_log import copy_step
 from spec_v2.observability.trace import Trace
 from spec_v2.scheduler.batch_planner import BatchPlanner
 from spec_v2.scheduler.batch_result_processor import BatchResultProcessor
@@ -114,6 +115,16 @@ class Scheduler:
             if padded:
                 step.captured = False
                 result.packed = self.forward_stream.launch(in_new_memory, result.packed, label="keep")
+            if self.processor.step_log is not None and result.tree is not None:
+                result.noted = self.forward_stream.launch(
+                    copy_step,
+                    batch.rows,
+                    result.tree,
+                    result.verdict,
+                    self.cache.row_table.slots,
+                    batch.max_seq_len,
+                    label="note",
+                )
             self._copy_result_to_host(result)
         result.step, result.launched_at = step.index, launched_at
         result.epochs = tuple(req.epoch for req in batch.reqs)

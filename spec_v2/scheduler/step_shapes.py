@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
-from spec_v2.adaptive_policy import AdaptivePolicy, Outlook, StepObservation
+from spec_v2.adaptive_policy import AdaptivePolicy, Outlook
 from spec_v2.scheduler.schedule_batch import Request
 from spec_v2.types import TreeShape
 
 
 class StepShapes:
-    """Asks and tells the policy. `candidates`: from which batch size on what may be chosen, cheapest first.
+    """Asks the policy. `candidates`: from which batch size on what may be chosen, cheapest first.
 
     Without a policy every step has the last candidate. Under the overlap schedule a shape is chosen while a step of
     another shape runs: whatever one leaves for the next one has the width of the largest.
@@ -35,11 +35,6 @@ class StepShapes:
                 f"outlook.candidates, here {', '.join(str(shape.setting) for shape in candidates)}"
             )
         return chosen
-
-    def landed(self, step: StepObservation) -> None:
-        """A step has landed for at least one request."""
-        if self.policy is not None:
-            self.policy.observe(step)
 
     def _for(self, batch_size: int) -> Sequence[TreeShape]:
         sizes = [size for size in self.candidates if size <= batch_size]

@@ -5,7 +5,7 @@ shifted drafts, the target's own hidden states. The shape does not depend on how
 rows run, rows past `accept_lens` are garbage that no row before them can see.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -16,9 +16,10 @@ from spec_v2.kernels.sample_nodes import SamplingInputs
 from spec_v2.mem_cache.kv_cache_builder import KvCache
 from spec_v2.model_executor.forward_batch import extend_forward_batch, window_forward_batch
 from spec_v2.model_executor.model_runner import ModelRunner
+from spec_v2.model_executor.recurrence import chain_states, commit_states, prefill_states
 from spec_v2.speculative.draft_tree import draft_lens, first_level
 from spec_v2.speculative.verify import PrefillOutput, place_prompts
-from spec_v2.types import NextDraft, PromptStaging, StepInputs, TreeShape, Verdict
+from spec_v2.types import NextDraft, PromptStaging, StatePlan, StepInputs, TreeShape, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +43,12 @@ def draft_extend(
     max_seq_len: int,
 ) -> NextDraft:
     """Run the `w` emitted tokens through the draft; the row of the last accepted one gives the next draft."""
-    b = len(verdict.predict)
+    b, w = verdict.predict.shape
     start = draft_lens(inputs, shifted)
     # late tokens lie within the step's lengths; what is behind them in a row is nobody's
     ahead = (0 if shifted else 1) + (verdict.predict.shape[1] if isinstance(verdict, Verdict) else 0)
     read = extend_inputs(cache.row_table.slots, inputs.rows, start, verdict.predict, verdict.accept_lens)
+    states = chain_states(cache.draft_states, inputs.rows, w)
     forward_batch = window_forward_batch(
         kv_pool=cache.draft_pool,
         row_table=cache.row_table,
@@ -56,6 +58,7 @@ def draft_extend(
         keys_ahead=ahead,
         window_slots=reserved_slots(read.slots, verdict.accept_lens, verdict),
         window_positions=read.positions,
+        states=states,
     )
     out = draft.forward(
         read.input_ids.flatten(),
@@ -64,6 +67,9 @@ def draft_extend(
         logits_at=read.newest,
         target_hidden=verdict.hidden_states.flatten(0, 1) if shifted else None,
     )
+    place = torch.arange(w, device=start.device)
+    read_index = torch.where(place < verdict.accept_lens[:, None], place, -1)
+    commit_states(states, read_index, verdict.accept_lens)
     hidden = out.hidden_states[read.newest] if shifted else out.hidden_states[:b, :0]
     return first_level(draft, out.logits, hidden, shape, verdict.new_seq_lens, sampling.to(start.device))
 
@@ -94,6 +100,7 @@ def prefill_draft(
     the one just sampled.
     """
     device = cache.row_table.slots.device
+    states = prompt.states if shifted or prompt.states is None else _with_sampled(prompt.states)
     rows, input_ids, positions, last = place_prompts(prompt, device)
     next_ids = prompt.next_ids.to(device, non_blocking=True)
     after = torch.where(next_ids < 0, target_output.verdict.predict[:, 0], next_ids)
@@ -111,6 +118,7 @@ def prefill_draft(
         rows=rows,
         prefix_lens=prompt.prefix_lens,
         extend_lens=extend_lens,
+        states=prefill_states(cache.draft_states, states, extend_lens),
     )
     out = draft.forward(
         input_ids,
@@ -123,6 +131,13 @@ def prefill_draft(
     return first_level(
         draft, out.logits, hidden, shape, target_output.verdict.new_seq_lens, sampling.to(device)
     )
+
+
+def _with_sampled(plan: StatePlan) -> StatePlan:
+    """The request's own state of an unshifted draft: with the token just sampled, but not with the first token of the
+    next chunk, which that chunk runs again."""
+    pairs = zip(plan.save_lens, plan.is_last, strict=True)
+    return replace(plan, save_lens=tuple((own + is_last, *others) for (own, *others), is_last in pairs))
 
 
 def _append_to_each(flat: Tensor, lens: tuple[int, ...], values: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from spec_v2.kernels.top_k import top_k_probs
 from spec_v2.mem_cache.kv_cache_builder import KvCache
 from spec_v2.model_executor.forward_batch import window_forward_batch
 from spec_v2.model_executor.model_runner import ModelOutput, ModelRunner
+from spec_v2.model_executor.recurrence import StateView, tree_states
 from spec_v2.speculative.rejection import propose
 from spec_v2.types import DraftTree, NextDraft, StepInputs, TreeShape
 
@@ -61,7 +62,11 @@ def grow_tree(
         cache.row_table.slots, inputs.rows, start, (shape.num_steps - 1) * k, per_position=k
     )
 
+    states: StateView | None = None
+
     def run(step: int, frontier: Frontier) -> ModelOutput:
+        nonlocal states
+        states = tree_states(cache.draft_states, inputs.rows, frontier.visible, step + 1, earlier=states)
         window = (step + 1) * k  # draft nodes so far
         forward_batch = window_forward_batch(
             kv_pool=cache.draft_pool,
@@ -73,6 +78,7 @@ def grow_tree(
             window_slots=slots[:, :window],
             window_positions=positions[:, :window],
             visible=frontier.visible,
+            states=states,
         )
         return draft.forward(
             frontier.tokens.flatten(),

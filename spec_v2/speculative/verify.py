@@ -18,6 +18,7 @@ from spec_v2.kernels.verify_tree import verify_tree
 from spec_v2.mem_cache.kv_cache_builder import KvCache
 from spec_v2.model_executor.forward_batch import extend_forward_batch, window_forward_batch
 from spec_v2.model_executor.model_runner import ModelRunner
+from spec_v2.model_executor.recurrence import chain_states, commit_states, prefill_states, tree_states
 from spec_v2.scheduler.sampling_batch_info import SamplingBatchInfo
 from spec_v2.speculative.forced_acceptance import force_acceptance
 from spec_v2.speculative.rejection import accept_by_rejection
@@ -38,11 +39,16 @@ def verify(
     """Run the target on all nodes at once and follow its choices down the tree.
 
     Node `j` is at position `seq_lens + depth(j)`, in slot `row[seq_lens + j]`. Afterwards the KV and hidden
-    states of the accepted path lie at `seq_lens ..`, as if those tokens had been decoded one by one.
+    states of the accepted path lie at `seq_lens ..`, and recurrent layers are in the state after it, as if those
+    tokens had been decoded one by one.
     """
     b, n = tree.tokens.shape
     info = sampling_info.to(inputs.rows.device)
     places = place_tree(tree.parents, inputs.seq_lens, inputs.rows, cache.row_table.slots)
+    if shape.is_tree:
+        states = tree_states(cache.target_states, inputs.rows, places.visible, shape.longest_path + 1)
+    else:
+        states = chain_states(cache.target_states, inputs.rows, n)
     forward_batch = window_forward_batch(
         kv_pool=cache.target_pool,
         row_table=cache.row_table,
@@ -52,6 +58,7 @@ def verify(
         window_slots=places.slots,
         window_positions=places.positions,
         visible=places.visible if shape.is_tree else None,
+        states=states,
     )
     out = target.forward(tree.tokens.flatten(), places.positions.flatten(), forward_batch)
     logits = out.logits.view(b, n, -1)
@@ -81,6 +88,7 @@ def verify(
     if shape.is_tree:
         # the draft pool needs no move: draft-extend writes the accepted path anew
         cache.target_pool.move_accepted(places.slots, accept_index)
+    commit_states(states, accept_index, accept_lens)
     hidden = out.hidden_states if keep_hidden else out.hidden_states[:, :0]
     path = commit_path(
         accept_index=accept_index,
@@ -150,6 +158,7 @@ def prefill_target(
         rows=rows,
         prefix_lens=prompt.prefix_lens,
         extend_lens=prompt.extend_lens,
+        states=prefill_states(cache.target_states, prompt.states, prompt.extend_lens),
     )
     out = target.forward(input_ids, positions, forward_batch, logits_at=last)
     seq_lens = positions[last] + 1

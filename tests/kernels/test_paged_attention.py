@@ -106,12 +106,16 @@ def attend(case, tiling=SMALL, num_splits=1, **options):
 
 
 def check(case, tiling=SMALL, num_splits=1, **options):
-    """At most twice the error of torch's own attention; both against float64."""
+    """At most twice the error of torch's own attention; both against float64.
+
+    In fp32 a few roundings more: how well torch does there depends on the processor.
+    """
     got = attend(case, tiling, num_splits, **options)
     assert got.dtype == case.query.dtype
     given = options_for(case, **options)
     want = exact(case, **given)
-    assert rms(got - want) <= 2 * rms(torch_attention(case, **given) - want)
+    slack = 4 * torch.finfo(got.dtype).eps * rms(want) if got.dtype == torch.float32 else 0.0
+    assert rms(got - want) <= 2 * rms(torch_attention(case, **given) - want) + slack
     return got
 
 
