@@ -1,13 +1,14 @@
 """Tiny models of a shape that the fused operator takes (heads of 16), and engines whose attention it is."""
 
 import copy
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 
 from tests import tiny_models as tiny
 from tests.harness import CHAIN, TREE_2, TREE_4, make_engine
+from tests.hybrid_models import MARGIN, build
 
 PAGE = 128
 SHAPES = {
@@ -18,19 +19,24 @@ SHAPES = {
     "eagle-tree": ("EAGLE", TREE_2),
     "multi-layer": ("MULTI_LAYER_EAGLE", CHAIN),
     "frozen-kv": ("FROZEN_KV_MTP", TREE_2),
+    "hybrid": ("STANDALONE", TREE_2),  # half of its layers are recurrent
 }
 WIDE = {"hidden_size": 64}
 
 
 @cache
 def models(
-    algorithm: str | None, device: torch.device, dtype: torch.dtype = torch.float64, sigma: float = 0.25
+    name: str, device: torch.device, dtype: torch.dtype = torch.float64, sigma: float = 0.25
 ) -> tuple[Any, Any]:
     """(target, draft). The draft says what the target says, but for noise of size `sigma` (a frozen-KV head: anything).
 
     EAGLE's targets have a sliding window, which the operator sees as a mask.
     """
-    if algorithm in ("EAGLE", "MULTI_LAYER_EAGLE"):
+    algorithm = SHAPES[name][0]
+    if name == "hybrid":
+        target = tiny.lively(partial(build, "qwen3_5_text", head_dim=16), min_margin=MARGIN)
+        draft = tiny.noisy_copy(target, sigma)
+    elif algorithm in ("EAGLE", "MULTI_LAYER_EAGLE"):
         target = tiny.lively(_even_mistral)
         make = tiny.constructed_head if algorithm == "EAGLE" else tiny.constructed_modules
         draft = make(target, sigma=sigma)
@@ -42,6 +48,7 @@ def models(
         }
         draft = makers[algorithm]() if algorithm in makers else None
     target = target.to(dtype).to(device)
+    target.min_margin = MARGIN if name == "hybrid" else tiny.MIN_MARGIN  # for its oracle
     return target, None if draft is None else draft.to(dtype).to(device)  # after it: they share modules
 
 
@@ -69,7 +76,7 @@ def fused_engine(
 ) -> Any:
     """Recorded up to 4 requests, with the page size at which the operator reads pages of any width of queries."""
     algorithm, usual_shape = SHAPES[name]
-    target, usual_draft = models(algorithm, device)
+    target, usual_draft = models(name, device)
     settings = {
         "page_size": PAGE,
         "max_running_requests": 6,

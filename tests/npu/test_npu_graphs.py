@@ -16,6 +16,7 @@ from spec_v2.model_executor.npu_graph_runner import (
     MultiLayerEagleDraftExtendNpuGraphRunner,
     Replay,
 )
+from tests.adaptive_policies import RandomPolicy
 from tests.harness import TREE_4, make_engine, sampled
 from tests.npu.fused_models import PAGE, SHAPES, fused_engine, models, pools_of, prompts_for
 from tests.recorded_runs import CalledAsTheyAre
@@ -75,7 +76,7 @@ def test_steps_that_are_not_recorded_get_their_lengths_too(open_fused, name):
 
 def test_bfloat16_replays_give_the_bits_of_calls(schedule, device):
     """The operator's own dtypes, without the simulation's liberty."""
-    target, draft = models("STANDALONE", device, torch.bfloat16)
+    target, draft = models("standalone-tree", device, torch.bfloat16)
     prompts, said = prompts_for("standalone-tree", 3), []
     for replays in (True, False):
         with make_engine(
@@ -91,14 +92,25 @@ def test_bfloat16_replays_give_the_bits_of_calls(schedule, device):
 @pytest.mark.parametrize("name", ["standalone-tree", "eagle-chain", "multi-layer"])
 def test_a_draft_that_knows_the_target_is_accepted_in_full(open_fused, name, device):
     """Plain decoding's tokens would come out whatever a draft model reads; this is what shows that it reads its own KV."""
-    algorithm = SHAPES[name][0]
-    _, draft = models(algorithm, device, sigma=0.0)
+    _, draft = models(name, device, sigma=0.0)
     steps = 3
     engine = open_fused(name, draft=draft, shape=(steps, 1, steps + 1))
     # longer than the window of EAGLE's targets; short enough for a single key to matter; and over a page's end
     prompts = [random_prompt(i, length) for i, length in enumerate((2 * WINDOW, 2 * WINDOW + 3, 118))]
     for done in engine.generate(prompts, SamplingParams(max_new_tokens=1 + 5 * (steps + 1))):
         assert done.spec.accept_lens == (steps + 1,) * 5
+
+
+@pytest.mark.parametrize("name", ["standalone-tree", "eagle-chain", "multi-layer"])
+def test_settings_that_change_give_the_plain_tokens(open_fused, name):
+    """What a draft model reads late lies within the lengths that the host knows; behind them may be anything."""
+    engine = open_fused(name, adaptive_policy=RandomPolicy(3), speculative_adaptive=True)
+    for pool in pools_of(engine):
+        pool.fill_unused(float("nan"), engine.server_args.page_size)
+    for _ in range(2):
+        prompts, params = prompts_for(name, 4), [SamplingParams(max_new_tokens=20 + 3 * i) for i in range(4)]
+        assert outputs(engine, prompts, params) == expected(engine, prompts, params)
+    assert len(set(engine.trace.settings().values())) > 1
 
 
 # -- lengths -------------------------------------------------------------------------------------------------
