@@ -45,8 +45,6 @@ def draft_extend(
     """Run the `w` emitted tokens through the draft; the row of the last accepted one gives the next draft."""
     b, w = verdict.predict.shape
     start = draft_lens(inputs, shifted)
-    # late tokens lie within the step's lengths; what is behind them in a row is nobody's
-    ahead = (0 if shifted else 1) + (verdict.predict.shape[1] if isinstance(verdict, Verdict) else 0)
     read = extend_inputs(cache.row_table.slots, inputs.rows, start, verdict.predict, verdict.accept_lens)
     states = chain_states(cache.draft_states, inputs.rows, w)
     forward_batch = window_forward_batch(
@@ -55,7 +53,7 @@ def draft_extend(
         rows=inputs.rows,
         prefix_lens=start,
         max_prefix_len=max_seq_len + 1,
-        keys_ahead=ahead,
+        keys_ahead=(0 if shifted else 1) + tokens_ahead(verdict),
         window_slots=reserved_slots(read.slots, verdict.accept_lens, verdict),
         window_positions=read.positions,
         states=states,
@@ -72,6 +70,11 @@ def draft_extend(
     commit_states(states, read_index, verdict.accept_lens)
     hidden = out.hidden_states[read.newest] if shifted else out.hidden_states[:b, :0]
     return first_level(draft, out.logits, hidden, shape, verdict.new_seq_lens, sampling.to(start.device))
+
+
+def tokens_ahead(verdict: Verdict | LateTokens) -> int:
+    """Tokens of the window beyond the step's lengths. Late ones lie within them, and what is behind those is nobody's."""
+    return verdict.predict.shape[1] if isinstance(verdict, Verdict) else 0
 
 
 def reserved_slots(

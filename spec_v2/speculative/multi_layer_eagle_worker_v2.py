@@ -35,7 +35,7 @@ from spec_v2.model_executor.model_runner import ModelRunner
 from spec_v2.scheduler.schedule_batch import ScheduleBatch
 from spec_v2.scheduler.streams import Pending
 from spec_v2.speculative.base_spec_worker import BaseSpecWorker
-from spec_v2.speculative.draft_extend import LateTokens, reserved_slots
+from spec_v2.speculative.draft_extend import LateTokens, reserved_slots, tokens_ahead
 from spec_v2.speculative.draft_tree import choose, root_only
 from spec_v2.speculative.verify import PrefillOutput
 from spec_v2.types import DraftTree, ForwardMode, NextDraft, PromptStaging, StepInputs, TreeShape, Verdict
@@ -170,7 +170,7 @@ def extend_modules(
             max_prefix_len=max_seq_len,
             window_slots=reserved_slots(slots, newest + 1, verdict),
             window_positions=positions,
-            keys_ahead=w,
+            keys_ahead=tokens_ahead(verdict),
         )
         out = draft.forward(
             tokens.flatten(),

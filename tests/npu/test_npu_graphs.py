@@ -102,14 +102,21 @@ def test_a_draft_that_knows_the_target_is_accepted_in_full(open_fused, name, dev
 
 
 @pytest.mark.parametrize("name", ["standalone-tree", "eagle-chain", "multi-layer"])
-def test_settings_that_change_give_the_plain_tokens(open_fused, name):
+def test_settings_that_change_leave_a_draft_knowing_the_target(open_fused, name, device):
     """What a draft model reads late lies within the lengths that the host knows; behind them may be anything."""
-    engine = open_fused(name, adaptive_policy=RandomPolicy(3), speculative_adaptive=True)
+    _, draft = models(name, device, sigma=0.0)
+    engine = open_fused(
+        name, draft=draft, shape=(3, 1, 4), adaptive_policy=RandomPolicy(3), speculative_adaptive=True
+    )
     for pool in pools_of(engine):
         pool.fill_unused(float("nan"), engine.server_args.page_size)
+    prompts = [random_prompt(i, length) for i, length in enumerate((2 * WINDOW, 2 * WINDOW + 3, 118, 40))]
+    params = [SamplingParams(max_new_tokens=20 + 3 * i) for i in range(4)]
     for _ in range(2):
-        prompts, params = prompts_for(name, 4), [SamplingParams(max_new_tokens=20 + 3 * i) for i in range(4)]
-        assert outputs(engine, prompts, params) == expected(engine, prompts, params)
+        completions = engine.generate(prompts, params)
+        assert [done.output_ids for done in completions] == expected(engine, prompts, params)
+        for done in completions:
+            assert [n - 1 for n in done.spec.accept_lens] == list(done.spec.draft_depths)
     assert len(set(engine.trace.settings().values())) > 1
 
 
