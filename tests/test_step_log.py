@@ -109,6 +109,13 @@ def test_probabilities_are_those_after_the_parent(engine):
 @pytest.mark.parametrize("name", ["eagle-tree", "standalone"])
 def test_a_replayed_step_is_recorded_before_the_next_one_writes_over_it(name, device, schedule, monkeypatch):
     with open_recorded(name, schedule, device, monkeypatch) as engine:
+        commit = engine.scheduler.processor.process
+
+        def late(batch, result):
+            engine._forward_stream.synchronize()  # under overlap the next step has run by now
+            return commit(batch, result)
+
+        monkeypatch.setattr(engine.scheduler.processor, "process", late)
         with engine.record_steps() as log:
             done = engine.generate(prompts_for(name, 3), lengths(3, 24), progress=False)
         if device.type == "cpu":

@@ -33,6 +33,7 @@ from spec_v2.bench.suite_rows import ENTRIES, H200_ROWS, Figure, in_cases
 from spec_v2.bench.suite_settings import SuiteSettings, suite_settings
 from spec_v2.bench.suite_traces import STEPS
 from spec_v2.cli import build_parser, main
+from spec_v2.observability.trace import THREADS
 from spec_v2.server_args import ServerArgs
 from spec_v2.speculative_hook import resolve_speculative
 
@@ -467,10 +468,12 @@ def test_traces_show_both_schedules(tmp_path):
         assert len(steps) == STEPS
         for step in steps:
             order = [
-                begins[1, name, step] for name in ("resolve", "draft", "verify", "publish", "draft_extend")
+                begins[THREADS["forward"], name, step]
+                for name in ("resolve", "draft", "verify", "publish", "draft_extend")
             ]
             assert order == sorted(order)
-        ahead = [begins[0, "launch", b] < begins[0, "process", a] for a, b in pairwise(steps)]
+        host = THREADS["host"]
+        ahead = [begins[host, "launch", b] < begins[host, "process", a] for a, b in pairwise(steps)]
         assert set(ahead) == {schedule == "overlap"}
 
 

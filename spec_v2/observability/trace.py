@@ -122,7 +122,7 @@ class Trace:
         events += [
             {
                 "ph": "C",  # a counter: a curve above the lanes
-                "pid": 1,
+                "pid": PROCESS,
                 "name": "draft setting",
                 "ts": (ns - self._origin_ns) / 1e3,
                 "args": dict(zip(("num_steps", "topk", "num_draft_tokens"), setting, strict=True)),

@@ -247,4 +247,6 @@ def test_help_has_examples_where_there_is_a_choice(capsys, command):
 
 
 def test_this_repository_has_no_error(capsys):
-    assert run(capsys, "scan", ROOT, "--fail-on", "error")[0] == 0
+    # but for the notebook that shows what a removed import says
+    shown = ("--exclude", "notebooks/05_migrating_from_v1.ipynb")
+    assert run(capsys, "scan", ROOT, "--fail-on", "error", *shown)[0] == 0
