@@ -8,6 +8,7 @@ import torch
 
 from spec_v2 import SamplingParams
 from spec_v2.model_executor.graph_runner import MAX_VARIANTS, capture_sizes, padded_size
+from tests.adaptive_policies import RandomPolicy
 from tests.cells import SETUPS, open_setup, setup_prompts
 from tests.harness import sampled
 from tests.scheduling_helpers import expected, free
@@ -69,6 +70,28 @@ def test_recorded_steps_give_the_plain_tokens(
     labels = {span.name for span in engine.trace.spans() if span.lane == "forward"}
     assert any("verify+publish" in label for label in labels) != separate
     assert free(engine) == before
+
+
+@pytest.mark.parametrize("name", ["eagle-chain", "eagle-tree", "standalone-tree", "multi-layer", "frozen-kv"])
+def test_gr11_every_launch_of_changing_settings_is_recorded(open_engine, monkeypatch, name, schedule, device):
+    """Catching up after steps without drafts too: one launch that runs as it is takes the joined ones with it."""
+    engine, graphs = open_recording(
+        open_engine,
+        monkeypatch,
+        name,
+        schedule,
+        device,
+        adaptive_policy=RandomPolicy(3),
+        speculative_adaptive=True,
+    )
+    prompts = setup_prompts(name, engine.model, 4)
+    params = [SamplingParams(max_new_tokens=30)] * 4
+    for _ in range(3):
+        assert run(engine, prompts, params) == expected(engine, prompts, params)
+    assert not graphs._refused
+    assert len(set(engine.trace.settings().values())) > 1
+    labels = {span.name for span in engine.trace.spans() if span.lane == "forward"}
+    assert name == "frozen-kv" or any("catch_up" in label for label in labels)
 
 
 @pytest.mark.parametrize("name", ["plain", "ngram", "eagle-tree", "multi-layer", "frozen-kv"])
