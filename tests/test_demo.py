@@ -51,6 +51,9 @@ def test_an_equal_text_is_the_same():
         ([20.0, 20.0, 1.0], "margin 0: a bf16 tie", False),
         ([19.5, 20.0, 1.0], "margin 0.5: a bf16 tie", False),
         ([19.375, 20.0, 1.0], "margin 0.625: NOT a tie, the limit is 0.5", True),
+        # the unit is that of the largest logit by magnitude, whatever its sign: it tells how large the hidden state is
+        ([6.0, 6.5, -20.0], "margin 0.5: a bf16 tie", False),
+        ([6.0, 6.5, -4.0], "margin 0.5: NOT a tie, the limit is 0.125", True),
         # the two tokens tie with each other, but a third is far above both: neither was to be chosen
         ([5.0, 5.0, 20.0], "margin 15: NOT a tie, the limit is 0.5", True),
     ],
