@@ -158,6 +158,14 @@ def notebooks(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", requires=NEEDS, default=False)
+def lab(session: nox.Session) -> None:
+    """Drive the notebooks in a real JupyterLab with the system's Chromium; screenshots go to tests/lab/screenshots."""
+    if not OWN_PYTHON:  # hundreds of megabytes that no other session needs, so they are not in `env`
+        python(session, "-m", "pip", "install", *nox.project.dependency_groups(PYPROJECT, "lab"))
+    python(session, "-m", "pytest", "-m", "lab", "tests/lab", *session.posargs)
+
+
+@nox.session(venv_backend="none", requires=NEEDS, default=False)
 def matrix(session: nox.Session) -> None:
     """Run the full product of algorithms, schedules, page sizes and widths (long)."""
     python(session, "-m", "pytest", *TWO_AT_A_TIME, "-m", "matrix", *session.posargs)
