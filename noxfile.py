@@ -162,18 +162,18 @@ def notebooks(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=NEEDS, default=False)
 def docs(session: nox.Session) -> None:
     """Run the documentation's code and build the site: docs/_build/html/index.html; warnings are errors."""
-    python(
-        session,
-        "-m",
-        "pytest",
-        "-m",
-        "docs or not docs",
-        "tests/test_docs.py",
-        "tests/test_readme.py",
-        *session.posargs,
-    )
+    every = ("-m", "docs or not docs")
+    python(session, "-m", "pytest", *every, "tests/test_docs.py", "tests/test_readme.py", *session.posargs)
     python(session, "-m", "sphinx", "-nW", "--keep-going", "-q", "-b", "html", "docs", "docs/_build/html")
     session.log("open docs/_build/html/index.html")
+
+
+@nox.session(venv_backend="none", requires=NEEDS, default=False)
+def lab(session: nox.Session) -> None:
+    """Drive the notebooks in a real JupyterLab with the system's Chromium; screenshots go to tests/lab/screenshots."""
+    if not OWN_PYTHON:  # hundreds of megabytes that no other session needs, so they are not in `env`
+        python(session, "-m", "pip", "install", *nox.project.dependency_groups(PYPROJECT, "lab"))
+    python(session, "-m", "pytest", "-m", "lab", "tests/lab", *session.posargs)
 
 
 @nox.session(venv_backend="none", requires=NEEDS, default=False)
