@@ -292,6 +292,9 @@ class BatchPlanner:
         req.num_in_flight = 0
         self.waiting.appendleft(req)
         del self.live[req.request_id]
+        running = self.running_batch
+        if running is not None and req in running.reqs:  # else it would be in there twice when it comes back
+            running.select([i for i, other in enumerate(running.reqs) if other is not req], self.pin)
 
     def keep_prefix(self, req: Request) -> None:
         """Let others share the pages whose KV is final: up to the newest token that the host knows and, of those in

@@ -100,6 +100,8 @@ class Scheduler:
                     if not self.survives_errors:
                         raise
                     yield self.start_over(error)
+                    if not self.has_requests:  # else an error of planning would come again for nobody
+                        return
         finally:
             self.forward_stream.release_cores()
 
