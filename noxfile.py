@@ -161,7 +161,18 @@ def notebooks(session: nox.Session) -> None:
 def soak(session: nox.Session) -> None:
     """Attack the engine for 50,000 random steps and at every line (long); `-- --steps 2000 --seed 7` changes the steps."""
     python(session, "-m", "tests.soak", *session.posargs)
-    python(session, "-m", "pytest", "-m", "soak", "tests/test_soak.py")
+    # without pyproject.toml's options: types checked at each call would make it five times as long
+    python(
+        session,
+        "-m",
+        "pytest",
+        "-o",
+        "addopts=",
+        "--import-mode=importlib",
+        "-m",
+        "soak",
+        "tests/test_soak.py",
+    )
 
 
 @nox.session(venv_backend="none", requires=NEEDS, default=False)

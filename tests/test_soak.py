@@ -4,8 +4,12 @@
 """
 
 import gc
+import os
 import random
+import subprocess
+import sys
 import tracemalloc
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +26,7 @@ from tests.surface import assert_at_rest, count_retractions
 from tests.test_interrupt import Striking
 
 STEPS = 2_000
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
@@ -32,12 +37,23 @@ def cpu_only(device):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("cpu_only")
-def test_random_interleavings_keep_every_account(caplog):
-    caplog.set_level("CRITICAL", "spec_v2")  # each injected error is said there
-    total = soak.soak(0, STEPS, actions_per_run=90)
+def test_random_interleavings_keep_every_account():
+    """In a process of its own, where types are not checked at each call: that takes four times as long."""
+    child = subprocess.run(
+        [sys.executable, "-m", "tests.soak", "--steps", str(STEPS)], cwd=ROOT, capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert child.returncode == 0, child.stderr[-4000:]
+    last = child.stdout.splitlines()[-1].removeprefix("soak passed: ")
+    total = {
+        name: int(count.replace(",", "")) for count, name in (part.split(" ", 1) for part in last.split(", "))
+    }
     assert total["steps"] >= STEPS
-    for name in ("aborts", "retractions", "errors", "ended by stop", "ended by length", "ended by abort"):
-        assert total[name] >= 20, f"{name}: {soak.describe(total)}"
+    for name in (
+        "aborts", "retractions", "errors", "prefix hits", "prompts in chunks", "changes of setting", "ended by stop",
+        "ended by length", "ended by abort",
+    ):  # fmt: skip
+        assert total[name] >= 20, f"{name}: {last}"
 
 
 def leaky_unlock(self, path):
@@ -74,7 +90,7 @@ def test_the_driver_finds_what_is_broken_and_says_it_shortly(monkeypatch, caplog
             break
     else:
         pytest.fail("no run has noticed")
-    assert 2 <= len(short) <= 20
+    assert 1 <= len(short) <= 20
     with pytest.raises(Exception):  # noqa: B017, PT011 - the same
         soak.play(cell, short)
     monkeypatch.undo()
@@ -108,7 +124,7 @@ def load(engine, seed, count, wanted):
     return [req.finish_reason for req in requests]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("name", ["standalone-chain", "eagle-tree"])
 def test_500_requests_over_a_tenth_of_their_memory(open_engine, name, schedule, device):
     """A pool for one or two of the twenty that wait: all are accounted for, and memory stays as it is."""
