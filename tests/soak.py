@@ -450,8 +450,8 @@ def main() -> None:
     total: Counter[str] = Counter()
     seed, began = options.seed, time.perf_counter()
     while total["steps"] < options.steps:
-        total += soak(seed, options.steps, cells=options.cells or 20)
-        seed += 20
+        total += soak(seed, options.steps, cells=options.cells or 5)
+        seed += 5
         print(f"{time.perf_counter() - began:5.0f} s: {describe(total)}", flush=True)
         if options.cells:
             break

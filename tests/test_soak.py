@@ -40,7 +40,7 @@ def cpu_only(device):
 def test_random_interleavings_keep_every_account():
     """In a process of its own, where types are not checked at each call: that takes four times as long."""
     child = subprocess.run(
-        [sys.executable, "-m", "tests.soak", "--steps", str(STEPS)], cwd=ROOT, capture_output=True, text=True,
+        [sys.executable, "-m", "tests.soak", "--steps", str(STEPS)], check=False, cwd=ROOT, capture_output=True, text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert child.returncode == 0, child.stderr[-4000:]
@@ -129,7 +129,7 @@ def load(engine, seed, count, wanted):
 def test_500_requests_over_a_tenth_of_their_memory(open_engine, name, schedule, device):
     """A pool for one or two of the twenty that wait: all are accounted for, and memory stays as it is."""
     engine = open_setup(
-        open_engine, name, schedule, device, max_running_requests=4, max_total_tokens=104, chunked_prefill_size=8,
+        open_engine, name, schedule, device, max_running_requests=4, max_total_tokens=72, chunked_prefill_size=8,
         disable_radix_cache=False, page_size=4,
     )  # fmt: skip
     prompts = [tiny.random_prompt(seed, 2 + 5 * seed % 19) for seed in range(20)]
@@ -154,7 +154,7 @@ def test_500_requests_over_a_tenth_of_their_memory(open_engine, name, schedule, 
     assert len(reasons) == 400
     assert set(reasons) == {"length", "abort"}
     assert reasons.count("abort") >= 10
-    assert len(retracted) >= 10
+    assert len(retracted) >= 5
     assert len(gc.get_objects()) - objects < 2_000
     assert bytes_after - bytes_before < 200_000
     assert_at_rest(engine)
