@@ -139,14 +139,17 @@ def test_500_requests_over_a_tenth_of_their_memory(open_engine, name, schedule, 
     retracted = count_retractions(engine)
     load(engine, 0, 100, wanted)
     retracted.clear()
+    engine.trace.clear()
     gc.collect()
     objects = len(gc.get_objects())
     tracemalloc.start()
     try:
         reasons = load(engine, 1, 200, wanted)
+        engine.trace.clear()  # it grows up to a bound of its own
         gc.collect()
         bytes_before, _ = tracemalloc.get_traced_memory()
         reasons += load(engine, 2, 200, wanted)
+        engine.trace.clear()
         gc.collect()
         bytes_after, _ = tracemalloc.get_traced_memory()
     finally:
