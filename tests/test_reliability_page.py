@@ -32,6 +32,15 @@ def test_a_row_names_tests_that_exist_or_a_reason(row):
     )
 
 
+def test_every_test_that_the_page_names_exists():
+    """Those of faults and load too, whose rows have no id."""
+    names = named_tests(PAGE.read_text(encoding="utf-8"))
+    assert len(names) > 150
+    for file, test in names:
+        text = (TESTS / file).read_text(encoding="utf-8")
+        assert re.search(rf"^def {test}\(", text, re.MULTILINE), f"{file} has no {test}"
+
+
 def test_each_id_has_one_row():
     ids = [row[2:7] for row in ROWS]
     assert len(ids) == len(set(ids))
