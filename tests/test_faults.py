@@ -160,16 +160,15 @@ PLACES = {
 
 @pytest.mark.parametrize("place", PLACES)
 def test_an_error_on_the_host_changes_no_token(open_engine, place, schedule, device):
-    for occurrence in (1, 3):
-        engine = open_surviving(
-            open_engine, "standalone-tree", schedule, device, disable_radix_cache=False, page_size=4
-        )
-        prompts, params, wanted = scene(engine, "standalone-tree")
-        seen = raising(*PLACES[place](engine), occurrence)
-        check_all(engine, prompts, params, wanted)
-        assert len(seen) > occurrence
-        assert engine.scheduler.num_failures == 1
-        check_all(engine, prompts, params, wanted)
+    occurrence = {"sync": 1, "overlap": 3}[schedule]
+    engine = open_surviving(
+        open_engine, "standalone-tree", schedule, device, disable_radix_cache=False, page_size=4
+    )
+    prompts, params, wanted = scene(engine, "standalone-tree")
+    seen = raising(*PLACES[place](engine), occurrence)
+    check_all(engine, prompts, params, wanted)
+    assert len(seen) > occurrence
+    assert engine.scheduler.num_failures == 1
 
 
 @pytest.mark.parametrize("place", ["next_batch", "allocate", "draft", "commit"])
@@ -278,8 +277,7 @@ def test_an_error_in_a_recorded_step_changes_no_token(open_engine, monkeypatch, 
 # -- logits that are no numbers --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf], ids=str)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("value", "temperature"), [(math.nan, 0.0), (math.nan, 1.0), (math.inf, 1.0)])
 def test_vf11_dr19_a_text_without_numbers_ends_and_spoils_no_other(
     open_engine, temperature, value, schedule, device
 ):
@@ -302,7 +300,7 @@ def test_vf11_dr19_a_text_without_numbers_ends_and_spoils_no_other(
     assert engine.scheduler.num_failures == 0, "no step failed, a request did"
 
 
-@pytest.mark.parametrize("name", ["standalone-tree", "standalone-chain", "eagle-tree", "ngram"])
+@pytest.mark.parametrize("name", ["standalone-tree", "standalone-chain", "eagle-tree"])
 def test_dr19_a_draft_without_numbers_costs_no_request(open_engine, name, schedule, device):
     """A draft's keys and values may be NaN, and with a weight of 0 they spoil a whole step: the text goes on."""
     engine = open_surviving(open_engine, name, schedule, device, **LIVELY.get(name, {}))
@@ -313,8 +311,7 @@ def test_dr19_a_draft_without_numbers_costs_no_request(open_engine, name, schedu
     recorder = Recorder(engine)
     assert [d.output_ids for d in engine.generate(prompts, params)] == wanted
     drafted = [t for r in recorder.records for t in r.tokens if t not in said]
-    if not drafted:
-        pytest.skip("every draft is said by some request")
+    assert drafted, "every draft is said by some request: this test shows nothing"
     token = max(drafted, key=drafted.count)
     with poisonous(engine.model, token):
         check_all(engine, prompts, params, wanted)
