@@ -177,6 +177,15 @@ def lab(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", requires=NEEDS, default=False)
+def soak(session: nox.Session) -> None:
+    """Attack the engine for 50,000 random steps and at every line (long); `-- --steps 2000 --seed 7` changes the steps."""
+    python(session, "-m", "tests.soak", *session.posargs)
+    # without pyproject.toml's options: types checked at each call would make it five times as long
+    unchecked = ("-o", "addopts=", "--import-mode=importlib")
+    python(session, "-m", "pytest", *unchecked, "-m", "soak", "tests/test_soak.py")
+
+
+@nox.session(venv_backend="none", requires=NEEDS, default=False)
 def matrix(session: nox.Session) -> None:
     """Run the full product of algorithms, schedules, page sizes and widths (long)."""
     python(session, "-m", "pytest", *TWO_AT_A_TIME, "-m", "matrix", *session.posargs)

@@ -10,7 +10,7 @@ import torch
 
 from spec_v2.adaptive_policy import AdaptivePolicy
 from spec_v2.admission import Prompt, RequestFactory
-from spec_v2.completion import Completion, completion_of
+from spec_v2.completion import Completion, completion_of, undecodable
 from spec_v2.kernels.paged_attention.host_lens import HostLens
 from spec_v2.mem_cache.kv_cache_builder import build_kv_cache
 from spec_v2.mem_cache.kv_pool import LayerGeometry
@@ -54,8 +54,8 @@ class Engine:
     `model`: the default model's name, a local folder, a hub id, or a loaded transformers causal LM (then
     `dtype` and `device` are the model's). `draft_model`: a loaded draft model, in place of
     `speculative_draft_model_path`. `adaptive_policy`: chooses how much each step drafts, in place of the built-in one;
-    it turns `speculative_adaptive` on. `debug`: check every hand-over between steps (slow). Other keywords are
-    `ServerArgs` fields. Raises ValueError naming the field for anything that cannot work.
+    it turns `speculative_adaptive` on. `debug`: check every hand-over between steps (slow), and raise what a step raises
+    instead of going on after it. Other keywords are `ServerArgs` fields. Raises ValueError naming the field for anything that cannot work.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class Engine:
         self.server_args = resolve_speculative(args, draft_model_given=draft_model is not None)
         worker_class = self.server_args.algorithm.create_worker(self.server_args)
         self._closed = False
+        self._last_requests: list[Request] = []
         say_if_forced(self.server_args)
         self.device = model.device if given else _device(self.server_args.device)
         self.model, self.tokenizer, self.dtype = self._load(model, tokenizer)
@@ -109,9 +110,10 @@ class Engine:
 
         A prompt is text, token ids, or chat messages (the model's own template). `sampling_params`: one for all, or one for each. `progress`: a bar on
         stderr; None shows it to a terminal or notebook only. Raises ValueError, before anything runs, for a
-        prompt or parameter that cannot work. An interrupt or error frees all and leaves the engine usable.
+        prompt or parameter that cannot work. A request that fails by itself ends with finish_reason "error"; the others go on.
+        An interrupt frees all and leaves the engine usable; `last_completions` has what was said until then.
         """
-        requests = self._requests(prompts, sampling_params)
+        requests = self._last_requests = self._requests(prompts, sampling_params)
         try:
             self.scheduler.add_requests(requests)
             with progress_bar(sum(r.max_new_tokens for r in requests), "tok", progress) as bar:
@@ -121,6 +123,11 @@ class Engine:
             self.scheduler.abort_all()
             raise
         return [completion_of(req, self.tokenizer) for req in requests]
+
+    @property
+    def last_completions(self) -> list[Completion]:
+        """Of the newest `generate`, whatever ended it: after an interrupt, finished ones and the beginnings of the others."""
+        return [completion_of(req, self.tokenizer) for req in self._last_requests]
 
     def stream(
         self,
@@ -184,6 +191,8 @@ class Engine:
     ) -> list[Request]:
         if self._closed:
             raise RuntimeError("this engine is closed; make a new Engine")
+        if self.scheduler.is_unclean:
+            self.scheduler.abort_all()
         requests = self._factory.make(prompts, sampling_params)
         for req in requests:
             self.scheduler.planner.check_fits(req)
@@ -201,14 +210,24 @@ class Engine:
         try:
             self.scheduler.add_requests(requests)
             for _ in self._steps(requests):
-                yield from filter(None, [s.news() for s in streams])
-            yield from filter(None, [s.news() for s in streams])  # ended by another caller's steps
+                yield from self._news(streams)
+            yield from self._news(streams)  # ended by another caller's steps
         except GeneratorExit:
             self.scheduler.abort_now([r for r in requests if not r.finished])
             raise
         except BaseException:
             self.scheduler.abort_all()
             raise
+
+    def _news(self, streams: list[RequestStream]) -> list[Chunk]:
+        chunks = []
+        for stream in streams:
+            try:
+                chunks.append(stream.news())
+            except Exception as error:  # noqa: BLE001 - the tokenizer's, on this request's text
+                self.scheduler.fail_now(stream.req, undecodable(stream.req, error))
+                chunks.append(stream.news())
+        return [chunk for chunk in chunks if chunk is not None]
 
     @property
     def device_name(self) -> str:
@@ -352,6 +371,7 @@ class Engine:
             device=self.device,
             trace=self.trace,
             shapes=StepShapes(candidate_shapes(args), policy),
+            survives_errors=not debug,
             capture_sizes=sizes,
         )
 

@@ -10,7 +10,8 @@ from spec_v2 import SamplingParams
 from spec_v2.model_executor.graph_runner import MAX_VARIANTS, capture_sizes, padded_size
 from tests.adaptive_policies import RandomPolicy
 from tests.cells import SETUPS, open_setup, setup_prompts
-from tests.harness import sampled
+from tests.eagle3_models import deep_llama, eagle3_head
+from tests.harness import TREE_2, sampled
 from tests.scheduling_helpers import expected, free
 from tests.simulated_graphs import SimulatedGraphs, attach
 
@@ -92,6 +93,31 @@ def test_gr11_every_launch_of_changing_settings_is_recorded(open_engine, monkeyp
     assert len(set(engine.trace.settings().values())) > 1
     labels = {span.name for span in engine.trace.spans() if span.lane == "forward"}
     assert name == "frozen-kv" or any("catch_up" in label for label in labels)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 2), (1, 4, 5)], ids=["chain", "tree"])
+def test_gr08_one_draft_step_is_recorded_too(open_engine, monkeypatch, shape, schedule, device):
+    engine, graphs = open_recording(
+        open_engine, monkeypatch, "standalone-tree", schedule, device, shape=shape
+    )
+    prompts, params = (
+        setup_prompts("standalone-tree", engine.model, 3),
+        [SamplingParams(max_new_tokens=16)] * 3,
+    )
+    assert run(engine, prompts, params) == expected(engine, prompts, params)
+    assert graphs.num_captures > 0
+    assert not graphs._refused
+
+
+def test_gr10_padded_rows_of_an_eagle3_head_spoil_nothing(open_engine, monkeypatch, schedule, device):
+    """Three requests fill up to four rows; hidden states of three layers travel."""
+    target = deep_llama(device)
+    engine = open_engine(target, "EAGLE3", eagle3_head(target), TREE_2, schedule=schedule, **POOL)
+    graphs = attach(engine, SIZES, monkeypatch) if device.type == "cpu" else engine._forward_stream.graphs
+    prompts, params = setup_prompts("eagle-tree", target, 3), [SamplingParams(max_new_tokens=16)] * 3
+    for _ in range(2):
+        assert run(engine, prompts, params) == expected(engine, prompts, params)
+    assert graphs.num_captures > 0
 
 
 @pytest.mark.parametrize("name", ["plain", "ngram", "eagle-tree", "multi-layer", "frozen-kv"])
