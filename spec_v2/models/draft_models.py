@@ -11,22 +11,26 @@ a `model.` prefix:
   `post_projection`, `lm_head`.
 """
 
+import functools
 import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from spec_v2.models.eagle import EagleHead
 from spec_v2.models.eagle3 import Eagle3Head
+from spec_v2.models.folder_check import BAD_SETTINGS, problem_of, read_object
 from spec_v2.models.frozen_kv_mtp import FrozenKvHead
 from spec_v2.models.mtp import MtpHead
 from spec_v2.server_args import ServerArgs
 from spec_v2.spec_info import SpeculativeAlgorithm
 
+P = ParamSpec("P")
+T = TypeVar("T")
 FIELD = "speculative_draft_model_path"
 MAP_FIELD = "speculative_token_map"
 
@@ -102,6 +106,24 @@ def _too_few_modules(where: str, num_modules: int, num_steps: int) -> ValueError
     )
 
 
+def _explained(load: Callable[Concatenate[Path, P], T]) -> Callable[Concatenate[Path, P], T]:
+    """Say whose settings they were, whatever comes of building a head from them."""
+
+    @functools.wraps(load)
+    def loading(folder: Path, /, *args: P.args, **options: P.kwargs) -> T:
+        try:
+            return load(folder, *args, **options)
+        except (ValueError, *BAD_SETTINGS) as error:
+            if str(error).startswith(FIELD):
+                raise
+            raise ValueError(
+                f"{FIELD}={folder}: its config.json describes no head that can be built ({error!r}); use a complete copy"
+            ) from error
+
+    return loading
+
+
+@_explained
 def load_eagle_head(folder: Path, target: Any, token_map: Tensor | None = None) -> EagleHead:
     """An EAGLE head. The target's embedding is shared; its LM head too, unless the folder has `lm_head.weight`.
 
@@ -130,6 +152,7 @@ def load_eagle_head(folder: Path, target: Any, token_map: Tensor | None = None) 
     return head.eval()
 
 
+@_explained
 def load_eagle3_head(folder: Path, target: Any) -> Eagle3Head:
     """An EAGLE-3 head. It has its own LM head, and its own embedding where the folder holds one.
 
@@ -152,6 +175,7 @@ def load_eagle3_head(folder: Path, target: Any) -> Eagle3Head:
     return head.eval()
 
 
+@_explained
 def load_mtp_head(folder: Path, target: Any, num_steps: int, token_map: Tensor | None = None) -> MtpHead:
     """The first `num_steps` MTP modules of a folder. Embedding and LM head are the target's.
 
@@ -189,6 +213,7 @@ def load_mtp_head(folder: Path, target: Any, num_steps: int, token_map: Tensor |
     return head.eval()
 
 
+@_explained
 def load_frozen_kv_head(folder: Path, target: Any) -> FrozenKvHead:
     """A frozen-KV head. The embedding is the target's; so is the LM head, unless the folder has `lm_head.weight`.
 
@@ -296,10 +321,10 @@ def _read_head(folder: Path) -> tuple[Any, dict[str, Any], dict[str, Tensor]]:
         raise ValueError(
             f"{FIELD}={folder}: a draft head is a folder with config.json and model.safetensors; name such a folder"
         )
+    if (problem := problem_of(folder)) is not None:
+        raise ValueError(f"{FIELD}={folder}: cannot be read ({problem}); use a complete copy of the head")
     try:
-        settings = json.loads((folder / "config.json").read_text())
-        if not isinstance(settings, dict):
-            raise ValueError("config.json holds no object")
+        settings = read_object(folder / "config.json")
         tensors = {name.removeprefix("model."): value for name, value in _read_weights(folder).items()}
         return AutoConfig.from_pretrained(folder), settings, tensors
     except (OSError, KeyError, ValueError, SafetensorError, StrictDataclassError) as error:

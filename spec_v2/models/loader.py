@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from spec_v2.models.folder_check import BAD_SETTINGS, problem_of
 from spec_v2.models.gguf_cache import (
     PACKAGED_MODELS,
     PackagedModel,
@@ -171,6 +172,8 @@ def _check_files(source: _Source) -> None:
     if "config.json" not in names:
         raise source.refusal("the folder has no config.json", "give a folder that save_pretrained wrote")
     if any(name.endswith(".safetensors") for name in names):
+        if (problem := problem_of(source.folder)) is not None:
+            raise source.refusal(f"it could not be read ({problem})", "use a complete copy")
         return
     pickled = [name for name in names if name.endswith(_PICKLE)]
     found = f"its weights are pickled ({pickled[0]}) and" if pickled else "the folder has no weights;"
@@ -197,7 +200,7 @@ def _explained(source: _Source) -> Iterator[None]:
 
     try:
         yield
-    except (OSError, ImportError, ValueError, SafetensorError, StrictDataclassError) as error:
+    except (OSError, ImportError, ValueError, SafetensorError, StrictDataclassError, *BAD_SETTINGS) as error:
         reason = " ".join(str(error).split())
         if source.is_local:
             raise source.refusal(
