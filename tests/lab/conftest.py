@@ -176,7 +176,7 @@ class Lab:
 
     def write(self, name, *sources):
         """Store a notebook of these code cells and open it."""
-        import nbformat.v4 as v4
+        from nbformat import v4
 
         cells = [v4.new_code_cell(source) for source in sources]
         (self.served / name).write_text(json.dumps(v4.new_notebook(cells=cells)))
