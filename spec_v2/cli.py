@@ -205,6 +205,7 @@ def _report(engine: "Engine", completions: Sequence["Completion"], seconds: floa
                 "text": c.text,
                 "output_ids": list(c.output_ids),
                 "finish_reason": c.finish_reason,
+                **({"error": c.error} if c.error else {}),
                 "prompt_tokens": c.prompt_tokens,
                 "completion_tokens": c.completion_tokens,
                 "spec_verify_ct": c.spec.verify_ct,
@@ -227,6 +228,8 @@ def _for_humans(
         if len(prompts) > 1:
             lines.append(f"--- {number}: {_shortened(prompt)}")
         lines.append(c.text)
+        if c.error:
+            lines.append(f"[error: {c.error}]")
         lines.append(
             f"[{c.prompt_tokens} prompt tokens, {c.completion_tokens} new, ended by {c.finish_reason}, "
             f"{c.spec.verify_ct} decode steps, accept length {c.spec.accept_length:.2f}, "

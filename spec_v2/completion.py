@@ -2,6 +2,7 @@
 
 import html
 from dataclasses import dataclass
+from typing import Any
 
 from spec_v2.observability.markup import ACCEPTED_STYLE
 from spec_v2.observability.metrics import SpecMetrics
@@ -13,7 +14,8 @@ class Completion:
     """A finished request.
 
     `output_ids` ends with the stop token where `finish_reason` is "stop"; "length" means that
-    `max_new_tokens` or the context was reached. `text` is empty for an engine without a tokenizer.
+    `max_new_tokens` or the context was reached, "abort" that it was called off, "error" that it failed, and `error` says why;
+    what it had said until then is here all the same. `text` is empty for an engine without a tokenizer.
     `pieces`: the text of each output token by itself. `matched_stop`: the token id or string that stopped it.
     `cached_tokens`: prompt tokens whose KV was found in the prefix cache. `logprobs`, `top_logprobs`: one entry
     per output token where asked for. `step_lens`: output tokens by step, the prefill's first.
@@ -30,6 +32,7 @@ class Completion:
     logprobs: tuple[float, ...] = ()
     top_logprobs: tuple[dict[int, float], ...] = ()
     step_lens: tuple[int, ...] = ()
+    error: str | None = None
 
     @property
     def completion_tokens(self) -> int:
@@ -43,7 +46,7 @@ class Completion:
         text = self.text if len(self.text) <= 60 else self.text[:57] + "..."
         return (
             f"Completion({text!r}, {self.completion_tokens} tokens, finish_reason={self.finish_reason!r}, "
-            f"accept_length={self.spec.accept_length:.2f}{self._forced_note})"
+            f"accept_length={self.spec.accept_length:.2f}{self._forced_note}{f', error={self.error!r}' if self.error else ''})"
         )
 
     def _repr_html_(self) -> str:
@@ -54,6 +57,7 @@ class Completion:
             ("decode steps", self.spec.verify_ct),
             ("accept length", f"{self.spec.accept_length:.2f}{self._forced_note}"),
             ("accept rate", f"{self.spec.accept_rate:.2f}"),
+            *([("error", self.error)] if self.error else []),
         )
         rows = "".join(
             f"<tr><th>{name}</th><td>{html.escape(str(value))}</td></tr>" for name, value in numbers
@@ -86,14 +90,17 @@ class Completion:
         return "".join(parts).replace("\n", "&#8629;<br>")
 
 
-def completion_of(req: Request, tokenizer: object | None) -> Completion:
-    """The completion of a finished request. Special tokens are left out of `text`."""
-    text, pieces = "", ()
+def completion_of(req: Request, tokenizer: Any) -> Completion:
+    """The completion of a finished request. Special tokens are left out of `text`.
+
+    Where the tokenizer fails on it, the reason is "error", the text is empty, and `output_ids` are all there.
+    """
+    text, pieces = "", tuple[str, ...]()
     if tokenizer is not None:
-        text = tokenizer.decode(req.output_ids, skip_special_tokens=True)  # type: ignore[attr-defined]
-        if req.stop_strings is not None and isinstance(req.matched_stop, str):
-            text = req.stop_strings.cut(req.output_ids)
-        pieces = tuple(tokenizer.decode([t]) for t in req.output_ids)  # type: ignore[attr-defined]
+        try:
+            text, pieces = _text_of(req, tokenizer)
+        except Exception as error:  # noqa: BLE001 - the tokenizer's, whatever it is
+            req.fail(req.error or undecodable(req, error))
     return Completion(
         text=text,
         output_ids=tuple(req.output_ids),
@@ -106,4 +113,20 @@ def completion_of(req: Request, tokenizer: object | None) -> Completion:
         logprobs=tuple(req.logprobs),
         top_logprobs=tuple(req.top_logprobs),
         step_lens=tuple(req.step_lens),
+        error=req.error,
+    )
+
+
+def _text_of(req: Request, tokenizer: Any) -> tuple[str, tuple[str, ...]]:
+    text = tokenizer.decode(req.output_ids, skip_special_tokens=True)
+    if req.stop_strings is not None and isinstance(req.matched_stop, str):
+        text = req.stop_strings.cut(req.output_ids)
+    return text, tuple(tokenizer.decode([t]) for t in req.output_ids)
+
+
+def undecodable(req: Request, error: Exception) -> str:
+    """What is to be said of a request whose text the tokenizer does not give."""
+    return (
+        f"the tokenizer failed to decode the {len(req.output_ids)} tokens of the output, {type(error).__name__}: {error}; "
+        "output_ids has them"
     )

@@ -1,4 +1,4 @@
-"""`python -m spec_v2.demo`: plain decoding against NGRAM and STANDALONE, on a real model, under both schedules.
+"""`python -m spec_v2.demo`: plain decoding against NGRAM and EAGLE3, on a real model, under both schedules.
 
 It measures speed and acceptance in bfloat16, explains every place where a text differs, and then shows in
 float32 that nothing differs. All numbers are of this run. Exit code 1: an output is wrong.
@@ -18,7 +18,6 @@ from spec_v2.demo_report import Run, block, compare_exactly, reference_of, summa
 from spec_v2.facts import machine, versions
 from spec_v2.sampling_params import SamplingParams
 
-ALGORITHMS = ("plain", "NGRAM", "STANDALONE")
 SCHEDULES = ("sync", "overlap")
 
 PROMPTS = {
@@ -34,13 +33,25 @@ EXACT_PROMPTS = ("repeat", "explain")
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """Target and draft in one dtype. The draft is the target's first `draft_layers` layers."""
+    """A target, and what drafts for it beside NGRAM: the EAGLE-3 head at `head_path`, which comes with this package for
+    the default model; for others `draft`, the target's own first `draft_layers` layers."""
 
     target: Any
-    draft: Any
     tokenizer: Any
     layers: int
-    draft_layers: int
+    head_path: str | None = None
+    draft: Any = None
+    draft_layers: int = 0
+
+    @property
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """An engine's settings, by what is compared."""
+        if self.head_path is not None:
+            drafter = {"EAGLE3": {"speculative_draft_model_path": self.head_path}}
+        else:
+            drafter = {"STANDALONE": {"draft_model": self.draft}}
+        named = {name: {"speculative_algorithm": name} | given for name, given in drafter.items()}
+        return {"plain": {}, "NGRAM": {"speculative_algorithm": "NGRAM"}} | named
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -94,19 +105,24 @@ def demo(model: str, num_tokens: int) -> int:
 
 
 def load_models(model: str, dtype: str) -> Models:
-    """The target, and a draft model made of all but its last two layers."""
+    """The target; the head that comes with it, or else a draft model made of all but its last two layers."""
     import torch
 
     from spec_v2.models.loader import first_layers, load_model
+    from spec_v2.models.shipped import shipped_draft
+    from spec_v2.server_args import ServerArgs
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     loaded = load_model(model, dtype=getattr(torch, dtype), device=device)
     if loaded.tokenizer is None:
         raise ValueError(f"--model {model}: the demo needs a model with a tokenizer")
     layers = loaded.config.get_text_config().num_hidden_layers
+    head_path = shipped_draft(ServerArgs(model_path=model, speculative_algorithm="EAGLE3"))
+    if head_path is not None:
+        return Models(loaded.model, loaded.tokenizer, layers, head_path)
     draft_layers = max(1, layers - 2)
     draft = load_model(str(first_layers(model, draft_layers)), dtype=getattr(torch, dtype), device=device)
-    return Models(loaded.model, draft.model, loaded.tokenizer, layers, draft_layers)
+    return Models(loaded.model, loaded.tokenizer, layers, None, draft.model, draft_layers)
 
 
 def measure(models: Models, prompts: Sequence[str], num_tokens: int) -> Iterator[Run]:
@@ -114,12 +130,8 @@ def measure(models: Models, prompts: Sequence[str], num_tokens: int) -> Iterator
     from spec_v2.engine import Engine
 
     prompt_ids = {prompt: token_ids(models.tokenizer, PROMPTS[prompt]) for prompt in prompts}
-    for algorithm in ALGORITHMS:
-        settings: dict[str, Any] = {} if algorithm == "plain" else {"speculative_algorithm": algorithm}
-        if algorithm == "STANDALONE":
-            settings["draft_model"] = models.draft
+    for algorithm, settings in models.settings.items():
         for schedule in SCHEDULES:
-            settings["disable_overlap_schedule"] = schedule == "sync"
             with (
                 _progress(f"{algorithm}, {schedule} schedule"),
                 Engine(
@@ -127,6 +139,7 @@ def measure(models: Models, prompts: Sequence[str], num_tokens: int) -> Iterator
                     tokenizer=models.tokenizer,
                     max_running_requests=1,
                     disable_radix_cache=True,  # every run computes its prompt
+                    disable_overlap_schedule=schedule == "sync",
                     **settings,
                 ) as engine,
             ):
@@ -178,8 +191,7 @@ def _explanation(models: Models, runs: Sequence[Run]) -> str:
         "  accept rate    accepted drafts out of those on the longest path that a step offered",
         "",
         "  NGRAM copies what followed the newest tokens earlier in the text. Without repetition it finds little.",
-        f"  STANDALONE drafts here with the target's first {models.draft_layers} of {models.layers} layers, a stand-in:",
-        "  it shows acceptance, and costs nearly as much as the target. A draft for speed is a small, trained model.",
+        *_about_the_drafter(models),
     ]
     if models.target.device.type == "cpu":
         lines.append(
@@ -191,6 +203,18 @@ def _explanation(models: Models, runs: Sequence[Run]) -> str:
             "  rounds in its own way, so a text may go on differently from there; neither is the wrong one.",
         ]
     return "\n".join(lines)
+
+
+def _about_the_drafter(models: Models) -> tuple[str, str]:
+    if models.head_path is not None:
+        return (
+            "  EAGLE3 drafts with one layer, trained on what the target says; it grows a tree of guesses from the target's",
+            "  hidden states. The head comes with this package, and its card says how it was made.",
+        )
+    return (
+        f"  STANDALONE drafts here with the target's first {models.draft_layers} of {models.layers} layers, a stand-in:",
+        "  it shows acceptance, and costs nearly as much as the target. A draft for speed is a small, trained model.",
+    )
 
 
 @contextmanager

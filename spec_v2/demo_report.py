@@ -53,7 +53,8 @@ def tie_note(run: Run, reference: Run, target: Any) -> tuple[str, bool]:
 
     `target` is the model as transformers runs it; the common text goes through it once. The margin is how far
     the lower of the two tokens lies below the highest logit. bfloat16 keeps 8 bits of a number, so the order
-    of additions alone moves a logit by some units in the last place: that is a tie.
+    of additions alone moves a logit by some units in the last place: that is a tie. The units are those of the row's
+    largest logit by magnitude, as all of them come from one hidden state and its rounding (docs/decisions/0009).
     """
     import torch
 
@@ -70,7 +71,7 @@ def tie_note(run: Run, reference: Run, target: Any) -> tuple[str, bool]:
         logits = target(input_ids=ids, use_cache=False).logits[0, -1].float()
     top = float(logits.max())
     margin = top - float(logits[[ours[place], plain[place]]].min())
-    limit = MAX_TIE_ULPS * ulp(top, torch.finfo(target.dtype).eps)
+    limit = MAX_TIE_ULPS * ulp(float(logits.abs().max()), torch.finfo(target.dtype).eps)
     where = f"parts at token {place}, margin {margin:.3g}"
     if margin > limit:
         return f"{where}: NOT a tie, the limit is {limit:.3g}", True

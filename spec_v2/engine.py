@@ -10,22 +10,20 @@ import torch
 
 from spec_v2.adaptive_policy import AdaptivePolicy
 from spec_v2.admission import Prompt, RequestFactory
-from spec_v2.completion import Completion, completion_of
+from spec_v2.completion import Completion, completion_of, undecodable
+from spec_v2.engine_parts import (
+    check_recurrent,
+    make_cache,
+    make_future_map,
+    open_device,
+    turned_on_for,
+)
 from spec_v2.kernels.paged_attention.host_lens import HostLens
-from spec_v2.mem_cache.kv_cache_builder import build_kv_cache
-from spec_v2.mem_cache.kv_pool import LayerGeometry
 from spec_v2.model_executor.cuda_graph_runner import CudaGraphRunner
 from spec_v2.model_executor.fuse import speed_up
 from spec_v2.model_executor.graph_runner import capture_sizes
 from spec_v2.model_executor.model_runner import ModelRunner
-from spec_v2.model_executor.npu_backend import (
-    NpuKind,
-    can_pin,
-    device_name,
-    load_npu,
-    npu_kind,
-    use_fused_attention,
-)
+from spec_v2.model_executor.npu_backend import can_pin, device_name, use_fused_attention
 from spec_v2.model_executor.npu_graph_runner import NpuGraphs
 from spec_v2.models.draft_models import check_draft_model, load_draft_model
 from spec_v2.models.eagle3 import default_aux_layers
@@ -35,7 +33,7 @@ from spec_v2.observability.progress import progress_bar
 from spec_v2.observability.step_log import StepLog
 from spec_v2.observability.trace import Trace
 from spec_v2.sampling_params import SamplingParams
-from spec_v2.scheduler.future_map import MOST_UNREAD, FutureMap
+from spec_v2.scheduler.future_map import FutureMap
 from spec_v2.scheduler.schedule_batch import Request
 from spec_v2.scheduler.scheduler import Scheduler
 from spec_v2.scheduler.step_shapes import StepShapes
@@ -54,8 +52,8 @@ class Engine:
     `model`: the default model's name, a local folder, a hub id, or a loaded transformers causal LM (then
     `dtype` and `device` are the model's). `draft_model`: a loaded draft model, in place of
     `speculative_draft_model_path`. `adaptive_policy`: chooses how much each step drafts, in place of the built-in one;
-    it turns `speculative_adaptive` on. `debug`: check every hand-over between steps (slow). Other keywords are
-    `ServerArgs` fields. Raises ValueError naming the field for anything that cannot work.
+    it turns `speculative_adaptive` on. `debug`: check every hand-over between steps (slow), and raise what a step raises
+    instead of going on after it. Other keywords are `ServerArgs` fields. Raises ValueError naming the field for anything that cannot work.
     """
 
     def __init__(
@@ -72,15 +70,16 @@ class Engine:
         given = isinstance(model, torch.nn.Module)
         name = getattr(model.config, "name_or_path", "") or type(model).__name__ if given else model
         if adaptive_policy is not None:
-            server_args = _turned_on(adaptive_policy, server_args)
+            server_args = turned_on_for(adaptive_policy, server_args)
         args = ServerArgs.from_kwargs(model_path=name, **server_args)
         if draft_model is None and args.speculative_draft_model_path is None:
             args = replace(args, speculative_draft_model_path=shipped_draft(args))
         self.server_args = resolve_speculative(args, draft_model_given=draft_model is not None)
         worker_class = self.server_args.algorithm.create_worker(self.server_args)
         self._closed = False
+        self._last_requests: list[Request] = []
         say_if_forced(self.server_args)
-        self.device = model.device if given else _device(self.server_args.device)
+        self.device = model.device if given else open_device(self.server_args.device)
         self.model, self.tokenizer, self.dtype = self._load(model, tokenizer)
         self.context_length = self._context_length()
         self.trace = Trace()
@@ -109,9 +108,10 @@ class Engine:
 
         A prompt is text, token ids, or chat messages (the model's own template). `sampling_params`: one for all, or one for each. `progress`: a bar on
         stderr; None shows it to a terminal or notebook only. Raises ValueError, before anything runs, for a
-        prompt or parameter that cannot work. An interrupt or error frees all and leaves the engine usable.
+        prompt or parameter that cannot work. A request that fails by itself ends with finish_reason "error"; the others go on.
+        An interrupt frees all and leaves the engine usable; `last_completions` has what was said until then.
         """
-        requests = self._requests(prompts, sampling_params)
+        requests = self._last_requests = self._requests(prompts, sampling_params)
         try:
             self.scheduler.add_requests(requests)
             with progress_bar(sum(r.max_new_tokens for r in requests), "tok", progress) as bar:
@@ -121,6 +121,11 @@ class Engine:
             self.scheduler.abort_all()
             raise
         return [completion_of(req, self.tokenizer) for req in requests]
+
+    @property
+    def last_completions(self) -> list[Completion]:
+        """Of the newest `generate`, whatever ended it: after an interrupt, finished ones and the beginnings of the others."""
+        return [completion_of(req, self.tokenizer) for req in self._last_requests]
 
     def stream(
         self,
@@ -184,6 +189,8 @@ class Engine:
     ) -> list[Request]:
         if self._closed:
             raise RuntimeError("this engine is closed; make a new Engine")
+        if self.scheduler.is_unclean:
+            self.scheduler.abort_all()
         requests = self._factory.make(prompts, sampling_params)
         for req in requests:
             self.scheduler.planner.check_fits(req)
@@ -201,14 +208,24 @@ class Engine:
         try:
             self.scheduler.add_requests(requests)
             for _ in self._steps(requests):
-                yield from filter(None, [s.news() for s in streams])
-            yield from filter(None, [s.news() for s in streams])  # ended by another caller's steps
+                yield from self._news(streams)
+            yield from self._news(streams)  # ended by another caller's steps
         except GeneratorExit:
             self.scheduler.abort_now([r for r in requests if not r.finished])
             raise
         except BaseException:
             self.scheduler.abort_all()
             raise
+
+    def _news(self, streams: list[RequestStream]) -> list[Chunk]:
+        chunks = []
+        for stream in streams:
+            try:
+                chunks.append(stream.news())
+            except Exception as error:  # noqa: BLE001 - the tokenizer's, on this request's text
+                self.scheduler.fail_now(stream.req, undecodable(stream.req, error))
+                chunks.append(stream.news())
+        return [chunk for chunk in chunks if chunk is not None]
 
     @property
     def device_name(self) -> str:
@@ -288,40 +305,11 @@ class Engine:
         policy: AdaptivePolicy | None,
         debug: bool,
     ) -> None:
-        args, algorithm = self.server_args, self.server_args.algorithm
-        _check_recurrent(args, target, draft)
-        cache = build_kv_cache(
-            target_geometry=target.geometry,
-            draft_geometry=_draft_geometry(args, draft),
-            dtype=self.dtype,
-            device=self.device,
-            page_size=args.page_size,
-            max_running_requests=args.max_running_requests,
-            context_length=self.context_length,
-            slots_per_step=args.slots_per_step,
-            # logits of every node, and two copies in fp32 where they are sampled
-            workspace_bytes=args.max_running_requests
-            * args.num_draft_tokens
-            * target.vocab_size
-            * (self.dtype.itemsize + 8),
-            max_total_tokens=args.max_total_tokens,
-            mem_fraction=args.mem_fraction_static,
-            lookahead=args.prefix_lookahead,
-            prefix_cache=not args.disable_radix_cache,
-            target_states=target.state_geometry,
-            draft_states=draft.state_geometry if draft is not None and algorithm.has_draft_kv() else {},
-        )
+        args = self.server_args
+        check_recurrent(args, target, draft)
+        cache = make_cache(args, target, draft, self.dtype, self.device, self.context_length)
         cache.target_pool.debug = cache.draft_pool.debug = debug
-        future_map = FutureMap(
-            num_rows=cache.rows.num_rows,
-            history_width=cache.row_table.width if algorithm.keeps_history() else 0,
-            **_row_widths(args, draft),
-            vocab_size=target.vocab_size,
-            dtype=self.dtype,
-            device=self.device,
-            debug=debug,
-            **_unread_widths(args, target),
-        )
+        future_map = make_future_map(args, target, draft, cache, self.dtype, self.device, debug)
         num_threads = args.num_threads or torch.get_num_threads()
         self._forward_stream = make_stream("forward", self.device, self.trace, num_threads)
         self._copy_stream = make_stream("copy", self.device, self.trace, 1)
@@ -352,6 +340,7 @@ class Engine:
             device=self.device,
             trace=self.trace,
             shapes=StepShapes(candidate_shapes(args), policy),
+            survives_errors=not debug,
             capture_sizes=sizes,
         )
 
@@ -370,76 +359,3 @@ class Engine:
         return capture_sizes(
             min(args.cuda_graph_max_bs or args.max_running_requests, args.max_running_requests)
         )
-
-
-def _turned_on(policy: Any, server_args: dict[str, Any]) -> dict[str, Any]:
-    """The settings with adaptive speculation on, for the policy's sake."""
-    if not isinstance(policy, AdaptivePolicy):
-        raise ValueError(
-            f"adaptive_policy={policy!r} is no policy: give an object with the methods choose and observe of "
-            "spec_v2.AdaptivePolicy"
-        )
-    if server_args.get("speculative_adaptive") is False:
-        raise ValueError(
-            f"adaptive_policy={policy!r} is given, and speculative_adaptive is False: leave one of them out"
-        )
-    return server_args | {"speculative_adaptive": True}
-
-
-def _draft_geometry(args: ServerArgs, draft: ModelRunner | None) -> tuple[LayerGeometry, ...]:
-    """The layers of the draft pool; of MTP modules those that run."""
-    if draft is None or not args.algorithm.has_draft_kv():
-        return ()
-    return draft.geometry[: args.num_steps] if args.enable_multi_layer_eagle else draft.geometry
-
-
-def _row_widths(args: ServerArgs, draft: ModelRunner | None) -> dict[str, int]:
-    """What a request's row carries of its next draft: the first level; for MTP modules the whole chain; for a drafter
-    that runs all its forwards in one step no draft at all, but what it starts from."""
-    if draft is None:
-        return {"topk": 0, "hidden_size": 0, "draft_probs_width": 0}
-    algorithm = args.algorithm
-    hidden_size = draft.hidden_size if algorithm.carries_draft_hidden_states() else 0
-    probs = draft.vocab_size if args.speculative_use_rejection_sampling else 0
-    if args.enable_multi_layer_eagle:
-        carried = (args.num_steps - 1) * hidden_size  # by all modules but the last
-        return {"topk": args.num_steps, "hidden_size": carried, "draft_probs_width": args.num_steps * probs}
-    if not algorithm.has_draft_kv():
-        return {"topk": 0, "hidden_size": hidden_size, "draft_probs_width": 0}
-    return {"topk": args.topk, "hidden_size": hidden_size, "draft_probs_width": probs}
-
-
-def _check_recurrent(args: ServerArgs, target: ModelRunner, draft: ModelRunner | None) -> None:
-    """Raise ValueError for what recurrent layers don't do here."""
-    if args.speculative_adaptive and draft is not None and draft.state_geometry:
-        raise ValueError(
-            "speculative_adaptive=True (--speculative-adaptive): the draft model has recurrent layers, which cannot read later "
-            "what steps without drafts emit; leave it out, or use an attention-only draft model"
-        )
-    if target.state_geometry and args.algorithm is SpeculativeAlgorithm.FROZEN_KV_MTP:
-        raise ValueError(
-            "speculative_algorithm=FROZEN_KV_MTP: the target has recurrent layers, and a frozen-KV drafter reads keys and "
-            "values of attention layers only; use EAGLE, STANDALONE or NGRAM"
-        )
-
-
-def _unread_widths(args: ServerArgs, target: ModelRunner) -> dict[str, int]:
-    """What a row keeps for a draft model that reads later what steps without drafts emit."""
-    if not args.speculative_adaptive or not args.algorithm.has_draft_kv():
-        return {}
-    hidden_size = target.output_width if args.algorithm.draft_is_shifted() else 0
-    return {"unread_width": MOST_UNREAD, "target_hidden_size": hidden_size}
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return _device("npu" if npu_kind() is NpuKind.REAL else "cpu")
-    if name == "npu":
-        load_npu()
-        return torch.device("npu", torch.get_device_module("npu").current_device())
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device={name!r}: this machine has no usable CUDA device; use --device cpu")
-    return device

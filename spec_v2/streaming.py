@@ -1,6 +1,6 @@
 """Completions in pieces, as they grow. What was given out is never taken back."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from spec_v2.completion import Completion, completion_of
@@ -44,6 +44,10 @@ class RequestStream:
             return None
         new_ids = tuple(self.req.output_ids[self._num_ids :])
         completion = completion_of(self.req, self._tokenizer) if self.req.finished else None
+        if completion is not None and completion.error is not None and not completion.text:
+            completion = replace(
+                completion, text=self._text
+            )  # the tokenizer failed: what was given out stays
         text = completion.text if completion is not None else self._sure_text()
         new_text, self._text = text[len(self._text) :], text
         self._num_ids, self.done = len(self.req.output_ids), self.req.finished

@@ -21,7 +21,7 @@ import enum
 import html
 from dataclasses import dataclass
 
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spec_v2.observability.markup import tree_list
@@ -210,7 +210,8 @@ class Verdict:
 
     `predict`: the emitted tokens, accepted drafts then the bonus, packed to the front, -1 past
     `accept_lens`, which is 0 for a prompt chunk that is not the last: it emits nothing. `accept_index`: the nodes on the accepted path, -1 past `accept_lens`.
-    `draft_depths`: the longest path the tree offered, in drafts. `hidden_states`: the target's, for the
+    `draft_depths`: the longest path the tree offered, in drafts. `has_numbers`: False where logits on the accepted path were
+    NaN or infinite, so that the tokens mean nothing. `hidden_states`: the target's, for the
     nodes of the accepted path (rows past `accept_lens` hold some finite row).
     """
 
@@ -220,6 +221,7 @@ class Verdict:
     new_seq_lens: Int[Tensor, " b"]
     draft_depths: Int[Tensor, " b"]
     match_lens: Int[Tensor, " b"]
+    has_numbers: Bool[Tensor, " b"]
     hidden_states: Float[Tensor, "b w h"]
     logprobs: TokenLogprobs
 
@@ -231,7 +233,8 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedVerdict:
-    """The part of a `Verdict` that the host reads, as one tensor: `predict`, `accept_lens`, `draft_depths`, `match_lens`."""
+    """The part of a `Verdict` that the host reads, as one tensor: `predict`, `accept_lens`, `draft_depths`, `match_lens`,
+    `has_numbers`."""
 
     integers: Int[Tensor, "b columns"]
     logprobs: TokenLogprobs
@@ -245,4 +248,5 @@ class HostVerdict:
     accept_lens: Int[Tensor, " b"]
     draft_depths: Int[Tensor, " b"]
     match_lens: Int[Tensor, " b"]
+    has_numbers: Int[Tensor, " b"]
     logprobs: TokenLogprobs

@@ -10,9 +10,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from spec_v2.model_executor.graph_runner import GraphRunner, _describe
 from spec_v2.scheduler import batch_planner, sampling_batch_info, schedule_batch, scheduler
+
+
+class _RefusesUploads(TorchFunctionMode):
+    """`x[indices] = 0` makes a tensor of the number: of a CUDA `x`, on the host, and no capture copies that over."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__setitem__ and not isinstance(args[2], Tensor):
+            indices = args[1] if isinstance(args[1], tuple) else (args[1],)
+            if any(isinstance(index, Tensor) for index in indices):
+                raise RuntimeError("Cannot copy between CPU and CUDA tensors during CUDA graph capture")
+        return func(*args, **(kwargs or {}))
 
 
 class SimulatedGraphs(GraphRunner):
@@ -27,7 +39,8 @@ class SimulatedGraphs(GraphRunner):
         return self.host.get(id(leaf)) is not leaf
 
     def capture(self, fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Callable[[], None], Any]:
-        outputs = fn(*args)
+        with _RefusesUploads():
+            outputs = fn(*args)
         leaves: list[Any] = []
         _describe(outputs, leaves)
         fresh = [True]  # the first replay's effects have just happened

@@ -1,9 +1,11 @@
 """The benchmark's order and arithmetic: on contenders that follow a script, and on traces made up by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from spec_v2.bench import cost_model, figures
-from spec_v2.bench.contenders import Contender, Sample
+from spec_v2.bench.contenders import Contender, Sample, until
 from spec_v2.bench.measure import Case, measure, num_runs
 from spec_v2.completion import Completion
 from spec_v2.observability.metrics import SpecMetrics
@@ -22,7 +24,7 @@ class Scripted(Contender):
     def fits(self, batch_size):
         return batch_size <= self._most
 
-    def run(self, prompts, max_new_tokens):
+    def run(self, prompts, max_new_tokens, *, ignore_eos=True):
         self._log.append((len(prompts), self.name))
         seconds, spec = next(self._seconds), SpecMetrics(accept_lens=(3,), draft_depths=(4,))
         done = Completion(
@@ -75,6 +77,27 @@ def test_texts_and_counts_that_differ_are_told():
     assert [t["prompt"] for t in short["texts_that_differ"]] == [0, 1]
     assert not short["texts_that_differ"][0]["is_tie"]
     assert not short["token_counts_equal"]
+
+
+def test_an_answer_may_end_early_where_all_end_at_the_models_own_end():
+    class Ending(Scripted):
+        def run(self, prompts, max_new_tokens, *, ignore_eos=True):
+            sample = super().run(prompts, max_new_tokens)
+            reason = "length" if ignore_eos else "stop"
+            return replace(
+                sample, completions=tuple(replace(c, finish_reason=reason) for c in sample.completions)
+            )
+
+    ends = Ending("none sync", [], ids=(7, 8, 9), algorithm="none")
+    for case in (case_of(1), replace(case_of(1), ignore_eos=False)):
+        samples = measure([ends], [case], max_new_tokens=4, repetitions=1, done=lambda: None)
+        (cell,) = figures.cells_of(samples, [ends], 4, None)
+        assert cell["token_counts_equal"] is not case.ignore_eos
+
+
+def test_what_follows_an_end_is_cut_off():
+    assert until([5, 2, 0, 0], (2, 9)) == [5, 2]
+    assert until([5, 2], ()) == [5, 2]
 
 
 def test_tokens_that_come_at_once_have_no_decode_steps():

@@ -8,6 +8,8 @@ import torch
 
 from spec_v2 import demo, demo_report
 from spec_v2.completion import Completion, SpecMetrics
+from spec_v2.models.shipped import shipped_draft
+from spec_v2.server_args import ServerArgs
 from tests.tiny_folder import save_tiny_model
 
 
@@ -51,6 +53,9 @@ def test_an_equal_text_is_the_same():
         ([20.0, 20.0, 1.0], "margin 0: a bf16 tie", False),
         ([19.5, 20.0, 1.0], "margin 0.5: a bf16 tie", False),
         ([19.375, 20.0, 1.0], "margin 0.625: NOT a tie, the limit is 0.5", True),
+        # the unit is that of the largest logit by magnitude, whatever its sign: it tells how large the hidden state is
+        ([6.0, 6.5, -20.0], "margin 0.5: a bf16 tie", False),
+        ([6.0, 6.5, -4.0], "margin 0.5: NOT a tie, the limit is 0.125", True),
         # the two tokens tie with each other, but a third is far above both: neither was to be chosen
         ([5.0, 5.0, 20.0], "margin 15: NOT a tie, the limit is 0.5", True),
     ],
@@ -148,10 +153,17 @@ def test_wrong_outputs_fail_the_demo(monkeypatch, capsys, exact_ids, num_wrong):
             yield from (run_of((5, 6) if algorithm == "plain" else ids, algorithm, p) for p in prompts)
 
     target = FixedLogits([0.0] * 6 + [20.0, 10.0])  # 6 was right and 7 is no tie
-    monkeypatch.setattr(demo, "load_models", lambda model, dtype: demo.Models(target, None, None, 3, 1))
+    monkeypatch.setattr(demo, "load_models", lambda model, dtype: demo.Models(target, None, 3))
     monkeypatch.setattr(demo, "measure", measure)
     assert demo.main(["--quick"]) == 1
     assert f"FAILED: {num_wrong} outputs differ" in capsys.readouterr().out
+
+
+def test_the_default_model_drafts_with_its_head():
+    assert list(demo.Models(None, None, 30, head_path="a folder").settings) == ["plain", "NGRAM", "EAGLE3"]
+    assert list(demo.Models(None, None, 3, draft_layers=1).settings) == ["plain", "NGRAM", "STANDALONE"]
+    head_path = shipped_draft(ServerArgs(speculative_algorithm="EAGLE3"))
+    assert head_path is not None  # what load_models looks for
 
 
 def test_a_model_that_cannot_be_used_is_named(capsys):

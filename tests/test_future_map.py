@@ -46,6 +46,7 @@ def make_step(*, predict, seq_lens, topk=2, hidden_size=3, seed=0):
         new_seq_lens=torch.tensor(seq_lens) + accept_lens,
         draft_depths=torch.full((b,), w - 1),
         match_lens=torch.zeros(b, dtype=torch.long),
+        has_numbers=torch.ones(b, dtype=torch.bool),
         logprobs=TokenLogprobs(
             chosen=torch.zeros(b, 0), top=torch.zeros(b, 0, 0), top_ids=torch.zeros(b, 0, 0, dtype=torch.long)
         ),

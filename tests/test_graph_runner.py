@@ -8,8 +8,10 @@ import torch
 
 from spec_v2 import SamplingParams
 from spec_v2.model_executor.graph_runner import MAX_VARIANTS, capture_sizes, padded_size
+from tests.adaptive_policies import RandomPolicy
 from tests.cells import SETUPS, open_setup, setup_prompts
-from tests.harness import sampled
+from tests.eagle3_models import deep_llama, eagle3_head
+from tests.harness import TREE_2, sampled
 from tests.scheduling_helpers import expected, free
 from tests.simulated_graphs import SimulatedGraphs, attach
 
@@ -69,6 +71,53 @@ def test_recorded_steps_give_the_plain_tokens(
     labels = {span.name for span in engine.trace.spans() if span.lane == "forward"}
     assert any("verify+publish" in label for label in labels) != separate
     assert free(engine) == before
+
+
+@pytest.mark.parametrize("name", ["eagle-chain", "eagle-tree", "standalone-tree", "multi-layer", "frozen-kv"])
+def test_gr11_every_launch_of_changing_settings_is_recorded(open_engine, monkeypatch, name, schedule, device):
+    """Catching up after steps without drafts too: one launch that runs as it is takes the joined ones with it."""
+    engine, graphs = open_recording(
+        open_engine,
+        monkeypatch,
+        name,
+        schedule,
+        device,
+        adaptive_policy=RandomPolicy(3),
+        speculative_adaptive=True,
+    )
+    prompts = setup_prompts(name, engine.model, 4)
+    params = [SamplingParams(max_new_tokens=30)] * 4
+    for _ in range(3):
+        assert run(engine, prompts, params) == expected(engine, prompts, params)
+    assert not graphs._refused
+    assert len(set(engine.trace.settings().values())) > 1
+    labels = {span.name for span in engine.trace.spans() if span.lane == "forward"}
+    assert name == "frozen-kv" or any("catch_up" in label for label in labels)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 2), (1, 4, 5)], ids=["chain", "tree"])
+def test_gr08_one_draft_step_is_recorded_too(open_engine, monkeypatch, shape, schedule, device):
+    engine, graphs = open_recording(
+        open_engine, monkeypatch, "standalone-tree", schedule, device, shape=shape
+    )
+    prompts, params = (
+        setup_prompts("standalone-tree", engine.model, 3),
+        [SamplingParams(max_new_tokens=16)] * 3,
+    )
+    assert run(engine, prompts, params) == expected(engine, prompts, params)
+    assert graphs.num_captures > 0
+    assert not graphs._refused
+
+
+def test_gr10_padded_rows_of_an_eagle3_head_spoil_nothing(open_engine, monkeypatch, schedule, device):
+    """Three requests fill up to four rows; hidden states of three layers travel."""
+    target = deep_llama(device)
+    engine = open_engine(target, "EAGLE3", eagle3_head(target), TREE_2, schedule=schedule, **POOL)
+    graphs = attach(engine, SIZES, monkeypatch) if device.type == "cpu" else engine._forward_stream.graphs
+    prompts, params = setup_prompts("eagle-tree", target, 3), [SamplingParams(max_new_tokens=16)] * 3
+    for _ in range(2):
+        assert run(engine, prompts, params) == expected(engine, prompts, params)
+    assert graphs.num_captures > 0
 
 
 @pytest.mark.parametrize("name", ["plain", "ngram", "eagle-tree", "multi-layer", "frozen-kv"])

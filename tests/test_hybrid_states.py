@@ -16,7 +16,7 @@ from spec_v2.speculative import draft_extend, verify
 from tests import hybrid_models as hybrids
 from tests import tiny_models as tiny
 from tests.adaptive_policies import RandomPolicy
-from tests.harness import CHAIN, TREE_4, Recorder, check_identity, make_engine, sampled
+from tests.harness import CHAIN, LONG_CHAIN, TREE_4, Recorder, check_identity, make_engine, sampled
 from tests.simulated_graphs import attach
 from tests.surface import assert_at_rest, count_retractions
 from tests.test_balance import Injected, raise_at
@@ -146,6 +146,21 @@ def test_st02_st06_steps_with_and_without_drafts_take_turns(open_engine, family,
     pairs = [(a, b) for a, b in pairwise(steps) if a.request == b.request]
     assert any(a.accept_len > 2 and len(b.tokens) == 1 for a, b in pairs)
     assert any(len(a.tokens) == 1 and b.accept_len > 2 for a, b in pairs)
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_st06_every_depth_in_turn_with_an_attention_only_drafter(open_engine, family, schedule, device):
+    """A draft model whose depth changes from step to step, over a target whose states must follow."""
+    target = hybrids.hybrid(family, device)
+    prompts = hybrids.prompts(target, LENGTHS, N)
+    draft = tiny.random_llama(99, hidden_size=16).to(device)
+    policy = RandomPolicy(6, longest_run=2)
+    engine = open_engine(
+        target, "STANDALONE", draft, LONG_CHAIN, schedule=schedule, speculative_adaptive=True, adaptive_policy=policy
+    )  # fmt: skip
+    poison(engine)
+    check_identity(engine, prompts, [SamplingParams(max_new_tokens=N)] * len(prompts))
+    assert len({step.shape.setting for step in policy.observed}) > 2
 
 
 @pytest.mark.parametrize("setup", ["standalone-chain", "standalone-tree"])

@@ -4,8 +4,8 @@ from itertools import combinations
 
 import pytest
 
-from tests.cells import CHAINS_ONLY, DRAFTERS, all_cells, pairwise_cells, run_cell
-from tests.harness import Coverage
+from tests.cells import CHAINS_ONLY, DRAFTERS, Cell, all_cells, pairwise_cells, run_cell
+from tests.harness import TREE_4, Coverage
 
 CELLS = pairwise_cells()
 
@@ -30,3 +30,17 @@ def test_each_pair_of_values_occurs():
 
     assert pairs(CELLS) == pairs(all_cells())
     assert len(CELLS) <= 48
+
+
+@pytest.mark.parametrize("page_size", [16, 64])
+@pytest.mark.parametrize("algorithm", [name for name in DRAFTERS if name and name not in CHAINS_ONLY])
+def test_kv01_trees_in_pages(algorithm, page_size, schedule, device):
+    """Four branches, fewer nodes than a page has slots and more than it has left; all pages come back."""
+    cells = [
+        Cell(algorithm, DRAFTERS[algorithm][-1], TREE_4, page_size, 3, is_sampled, True)
+        for is_sampled in (False, True)
+    ]
+    coverage = Coverage()
+    for cell in cells:
+        coverage.merge(run_cell(cell, schedule, device))
+    assert coverage.moved

@@ -24,6 +24,7 @@ LAYERS = (
     {"speculative"},
     {"completion", "admission"},
     {"streaming"},
+    {"engine_parts"},
     {"engine"},
 )
 # What users run. These may know each other, and nothing in a layer may know them.

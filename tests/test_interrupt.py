@@ -224,3 +224,62 @@ def test_an_error_in_a_launch_is_raised_as_it_is_and_poisons_nothing_later(sched
 def cpu_only(device):
     if device.type != "cpu":
         pytest.skip("tracing every line of a CUDA run proves nothing more")
+
+
+# -- an interrupt while one is dealt with ----------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("cpu_only")
+@pytest.mark.parametrize("where", ["drain", "clear", "forget"])
+def test_a_second_interrupt_while_giving_up_leaves_the_engine_usable(where, schedule, device, monkeypatch):
+    """It may come while the streams are drained, or while owners are forgotten: the next call finishes that."""
+    with scene_engine("STANDALONE", device, schedule=schedule, max_running_requests=2) as engine:
+        before, scheduler = free(engine), engine.scheduler
+        prompts, params = scene_prompts("STANDALONE", engine.model, 3), [greedy(n) for n in (2, 9, 7)]
+        right = expected(engine, prompts, params)
+        owner, name = {
+            "drain": (scheduler, "_drain"),
+            "clear": (scheduler.planner, "put_back_all"),
+            "forget": (scheduler, "_forget_steps"),
+        }[where]
+        process, seen = scheduler.process_batch_result, []
+
+        def interrupted(batch, result):
+            if result.step == 3:
+                raise KeyboardInterrupt
+            return process(batch, result)
+
+        def again(*args):
+            seen.append(name)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(scheduler, "process_batch_result", interrupted)
+        monkeypatch.setattr(owner, name, again)
+        with pytest.raises(KeyboardInterrupt):
+            engine.generate(prompts, params)
+        monkeypatch.undo()
+        assert seen == [name]
+        assert scheduler.is_unclean == (where != "drain")
+        assert outputs(engine, prompts, params) == right
+        assert free(engine) == before
+
+
+@pytest.mark.usefixtures("cpu_only")
+def test_what_was_said_before_an_interrupt_is_not_lost(schedule, device, monkeypatch):
+    with scene_engine("STANDALONE", device, schedule=schedule, max_running_requests=2) as engine:
+        prompts, params = scene_prompts("STANDALONE", engine.model, 3), [greedy(n) for n in (3, 30, 7)]
+        right, process = expected(engine, prompts, params), engine.scheduler.process_batch_result
+
+        def interrupted(batch, result):
+            if result.step == 8:
+                raise KeyboardInterrupt
+            return process(batch, result)
+
+        monkeypatch.setattr(engine.scheduler, "process_batch_result", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.generate(prompts, params)
+        first, second, third = engine.last_completions
+        assert (first.output_ids, first.finish_reason) == (right[0], "length")
+        assert (second.output_ids, second.finish_reason) == (right[1][: second.completion_tokens], "abort")
+        assert 3 < second.completion_tokens < 30
+        assert third.output_ids == right[2][: third.completion_tokens]

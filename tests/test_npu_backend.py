@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from spec_v2.engine import _device
+from spec_v2.engine_parts import open_device
 from spec_v2.kernels.paged_attention import PagedView, TreeWindow, npu
 from spec_v2.kernels.paged_attention.host_lens import HostLens, KvSpan
 from spec_v2.kernels.paged_attention.reference import visible_keys
@@ -40,13 +40,13 @@ def test_a_simulated_npu_never_counts_as_real(torch_with):
     assert npu_kind() is NpuKind.REAL
     torch_with(**CARD, is_simulated=True)
     assert npu_kind() is NpuKind.SIMULATED
-    assert _device("auto").type != "npu", "only somebody who asks for it gets the simulation"
+    assert open_device("auto").type != "npu", "only somebody who asks for it gets the simulation"
 
 
 def test_without_torch_npu_the_device_is_refused(torch_with, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"device='npu': torch_npu is not installed; .*--device cpu"):
-        _device("npu")
+        open_device("npu")
 
 
 def test_a_torch_npu_that_does_not_load_says_why(torch_with, monkeypatch):

@@ -123,20 +123,16 @@ def spoil(runner, what):
 
 
 @pytest.mark.parametrize("what", [float("nan"), float("inf"), -float("inf")], ids=str)
-@pytest.mark.parametrize("role", ["target", "draft"])
 @pytest.mark.parametrize("setup", ["standalone-tree", "eagle-chain"])
-def test_vf11_dr19_a_request_without_numbers_goes_on_and_spoils_no_other(
-    open_engine, setup, role, what, schedule, device
-):
+def test_dr19_a_drafter_without_numbers_spoils_no_text(open_engine, setup, what, schedule, device):
     engine = open_setup(open_engine, setup, schedule, device)
     prompts = setup_prompts(setup, engine.model, 3)
     params = [SamplingParams(max_new_tokens=8, temperature=1.0, seed=i) for i in range(3)]
     plain = [full_oracle(engine.model).run(*pair).output_ids for pair in zip(prompts, params, strict=True)]
-    spoil(engine._runners[role == "draft"], what)
+    spoil(engine._runners[1], what)
     done = engine.generate(prompts, params)
     assert [d.completion_tokens for d in done] == [8, 8, 8]
-    assert all(0 <= token < 64 for d in done for token in d.output_ids)
-    assert [d.output_ids for d in done][role == "target" :] == plain[role == "target" :]
+    assert [d.output_ids for d in done] == plain
     assert_at_rest(engine)
 
 

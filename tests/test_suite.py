@@ -399,11 +399,11 @@ def test_a_killed_run_keeps_its_rows(tmp_path, monkeypatch):
 def test_a_run_that_is_killed_between_repetitions_keeps_the_first(tmp_path, monkeypatch):
     run, calls = EngineContender.run, []
 
-    def killed(self, *args):
+    def killed(self, *args, **options):
         calls.append(self.name)
         if len(calls) == 1 + 2 * 2:  # a few tokens to see that it runs, a warm-up, a repetition ...
             raise KeyboardInterrupt
-        return run(self, *args)
+        return run(self, *args, **options)
 
     monkeypatch.setattr(EngineContender, "run", killed)
     with pytest.raises(KeyboardInterrupt):

@@ -76,6 +76,7 @@ def cases_of(settings: BenchSettings, contender: EngineContender) -> list[Case]:
             kind,
             tuple(prompt_ids(engine.tokenizer, kind, settings.num_prompts or batch_size)),
             batch_size,
+            ignore_eos=kind != "heldout",
         )
         for kind in settings.prompts
         for batch_size in settings.batch_sizes

@@ -1,13 +1,13 @@
 """Who competes: our engine under each algorithm and schedule, and transformers' own ways to generate.
 
-All get the same token ids, are greedy, go on past any end-of-sequence token, and use as many threads. On a CPU
+All get the same token ids, are greedy, go on past any end-of-sequence token or all end there, and use as many threads. On a CPU
 only one at a time may own helper threads, see `spec_v2.scheduler.openmp`: an engine's run is over when its
 forward stream has let go of its own, and when it begins it takes the main thread's away.
 """
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +74,7 @@ class Contender(ABC):
         return True
 
     @abstractmethod
-    def run(self, prompts: Prompts, max_new_tokens: int) -> Sample:
+    def run(self, prompts: Prompts, max_new_tokens: int, *, ignore_eos: bool = True) -> Sample:
         """Generate, and say how long it took."""
 
 
@@ -95,8 +95,8 @@ class EngineContender(Contender):
             return 1
         return max(1, args.num_steps - 1) if args.algorithm.has_draft_kv() else args.num_steps
 
-    def run(self, prompts: Prompts, max_new_tokens: int) -> Sample:
-        params = SamplingParams(max_new_tokens=max_new_tokens, ignore_eos=True)
+    def run(self, prompts: Prompts, max_new_tokens: int, *, ignore_eos: bool = True) -> Sample:
+        params = SamplingParams(max_new_tokens=max_new_tokens, ignore_eos=ignore_eos)
         self.engine.trace.clear()
         start = time.perf_counter()
         completions = self.engine.generate(prompts, params, progress=False)
@@ -108,21 +108,31 @@ class EngineContender(Contender):
 
 
 class TransformersContender(Contender):
-    """transformers' `generate` with some options. `speculates`: then it takes one prompt at a time."""
+    """transformers' `generate` with some options. `speculates`: then it takes one prompt at a time. `eos_token_ids`: the
+    model's, whose own generation config has none here."""
 
     def __init__(
-        self, name: str, model: Any, num_threads: int | None, *, speculates: bool = False, **options: Any
+        self,
+        name: str,
+        model: Any,
+        num_threads: int | None,
+        *,
+        speculates: bool = False,
+        eos_token_ids: Collection[int] = (),
+        **options: Any,
     ) -> None:
         self.name = f"transformers {name}"
         self.model = model
         self.options = options
         self._num_threads = num_threads or torch.get_num_threads()
         self._speculates = speculates
+        self._eos_token_ids = tuple(eos_token_ids)
 
     def fits(self, batch_size: int) -> bool:
         return batch_size == 1 or not self._speculates
 
-    def run(self, prompts: Prompts, max_new_tokens: int) -> Sample:
+    def run(self, prompts: Prompts, max_new_tokens: int, *, ignore_eos: bool = True) -> Sample:
+        eos = () if ignore_eos else self._eos_token_ids
         width = max(map(len, prompts))
         ids = torch.tensor([(0,) * (width - len(p)) + p for p in prompts], device=self.model.device)
         mask = torch.tensor([(0,) * (width - len(p)) + (1,) * len(p) for p in prompts], device=ids.device)
@@ -133,7 +143,8 @@ class TransformersContender(Contender):
             output = self.model.generate(
                 input_ids=ids,
                 attention_mask=mask,
-                pad_token_id=0,  # never looked at: nothing ends early
+                pad_token_id=0,  # never looked at: what follows an end is cut off
+                eos_token_id=list(eos) or None,
                 do_sample=False,
                 use_cache=True,
                 max_new_tokens=max_new_tokens,
@@ -145,8 +156,8 @@ class TransformersContender(Contender):
             torch.set_num_threads(threads)
         # one prompt's counts per step; the first step of a speculating run is at once prefill and verification
         spec = SpecMetrics(accept_lens=tuple(clock.counts[1:])) if self._speculates else SpecMetrics()
-        rows = output[:, width:].tolist()
-        completions = tuple(_completion(p, row, spec) for p, row in zip(prompts, rows, strict=True))
+        rows = [until(row, eos) for row in output[:, width:].tolist()]
+        completions = tuple(_completion(p, row, eos, spec) for p, row in zip(prompts, rows, strict=True))
         return Sample(completions, whole, clock.times[-1] - clock.times[0], clock.counts[0])
 
 
@@ -168,7 +179,15 @@ class TokenClock:
         """Nothing to do: generate returns."""
 
 
-def _completion(prompt: tuple[int, ...], ids: list[int], spec: SpecMetrics) -> Completion:
+def until(ids: list[int], ends: Collection[int]) -> list[int]:
+    """The ids up to the first of `ends`, which is the last one kept."""
+    return next((ids[: place + 1] for place, token in enumerate(ids) if token in ends), ids)
+
+
+def _completion(
+    prompt: tuple[int, ...], ids: list[int], ends: Collection[int], spec: SpecMetrics
+) -> Completion:
+    reason = "stop" if ids[-1] in ends else "length"
     return Completion(
-        text="", output_ids=tuple(ids), finish_reason="length", prompt_tokens=len(prompt), spec=spec
+        text="", output_ids=tuple(ids), finish_reason=reason, prompt_tokens=len(prompt), spec=spec
     )

@@ -67,7 +67,9 @@ def cell_of(
         "ratios": ({"plain": ratio(mine, plain)} if plain else {}) | ratios,
         "cost_model": _cost_model(contender, mine, plain),
         "token_counts_equal": all(
-            c.completion_tokens == max_new_tokens for sample in mine for c in sample.completions
+            c.completion_tokens == max_new_tokens or (c.finish_reason == "stop" and not case.ignore_eos)
+            for sample in mine
+            for c in sample.completions
         ),
         "repetitions": [_raw(sample) for sample in mine],
     }

@@ -11,11 +11,13 @@ from spec_v2.bench.contenders import Contender, Sample, joined
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Prompts of one kind, as token ids, `at_a_time` of them (all, if 0) in a batch."""
+    """Prompts of one kind, as token ids, `at_a_time` of them (all, if 0) in a batch. `ignore_eos`: answers go on past the
+    model's own end, so that all are equally long; what it says then is not what users read."""
 
     kind: str
     prompts: tuple[tuple[int, ...], ...]
     at_a_time: int = 0
+    ignore_eos: bool = True
 
     @property
     def batch_size(self) -> int:
@@ -58,7 +60,8 @@ def measure(
             for contender in present:
                 # the first round compiles, allocates and fills caches: one batch is enough for that
                 batches = case.batches if repetition > 0 else case.batches[:1]
-                sample = joined([contender.run(batch, max_new_tokens) for batch in batches])
+                runs = [contender.run(b, max_new_tokens, ignore_eos=case.ignore_eos) for b in batches]
+                sample = joined(runs)
                 if repetition > 0:
                     samples.setdefault((case, contender.name), []).append(sample)
                 done()

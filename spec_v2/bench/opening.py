@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from spec_v2.admission import eos_token_ids
 from spec_v2.bench.contenders import Contender, EngineContender, TransformersContender
 from spec_v2.bench.oracle import OracleContender
 from spec_v2.bench.settings import ORACLE, BenchSettings, draft_path_of, server_args_of
@@ -37,16 +38,21 @@ def open_transformers(settings: BenchSettings, engines: Sequence[EngineContender
     ours = engines[0].engine
     model = load_for_transformers(settings.server_args.model_path, ours.dtype, ours.device)
     threads = settings.server_args.num_threads
-    opened: list[Contender] = [TransformersContender("generate", model, threads)]
+    ends = eos_token_ids(ours.model, ours.tokenizer)
+    opened: list[Contender] = [TransformersContender("generate", model, threads, eos_token_ids=ends)]
     for algorithm in settings.algorithms:
         args = next(e.engine.server_args for e in engines if e.algorithm == algorithm)
         if algorithm == "NGRAM":
-            options: dict[str, Any] = {"prompt_lookup_num_tokens": args.num_draft_tokens - 1}
+            options: dict[str, Any] = {
+                "prompt_lookup_num_tokens": args.num_draft_tokens - 1,
+                "eos_token_ids": ends,
+            }
             opened.append(TransformersContender("lookup", model, threads, speculates=True, **options))
         if algorithm == "STANDALONE":
             path = draft_path_of(settings, algorithm)
             assert path is not None
-            options = {"assistant_model": load_for_transformers(path, ours.dtype, ours.device)}
+            assistant = load_for_transformers(path, ours.dtype, ours.device)
+            options = {"assistant_model": assistant, "eos_token_ids": ends}
             opened.append(TransformersContender("assisted", model, threads, speculates=True, **options))
     return opened
 

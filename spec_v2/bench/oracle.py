@@ -96,14 +96,15 @@ class OracleContender(EngineContender):
         self._plain = plain
         self._recorded: set[tuple[tuple[tuple[int, ...], ...], int]] = set()
 
-    def run(self, prompts: Prompts, max_new_tokens: int) -> Sample:
+    def run(self, prompts: Prompts, max_new_tokens: int, *, ignore_eos: bool = True) -> Sample:
         case = (tuple(prompts), max_new_tokens)
         if case not in self._recorded:
             self._record(prompts, max_new_tokens)
             self._recorded.add(case)
-        return super().run(prompts, max_new_tokens)
+        return super().run(prompts, max_new_tokens, ignore_eos=ignore_eos)
 
     def _record(self, prompts: Prompts, max_new_tokens: int) -> None:
+        """Past the model's own end: an answer that ends there is the beginning of it."""
         worker = self.engine.scheduler.worker
         assert isinstance(worker, OracleWorker)
         is_forced = self.engine.server_args.speculative_simulated_accept_length is not None

@@ -232,7 +232,7 @@ class Trial:
         buffers = {"keys": pool.keys[attention.layer], "values": pool.values[attention.layer]}
         written = {name: buffer[slots] for name, buffer in buffers.items()}
         for buffer in buffers.values():
-            buffer[slots] = 0
+            buffer.index_fill_(0, slots, 0)
         angles = seen.argument(1, "position_embeddings")
         got = attention(seen.argument(0, "hidden_states")[0], angles, self.batch)
         for name, buffer in buffers.items():

@@ -92,7 +92,7 @@ class GraphRunner(ABC):
                 # once on the very tensors that a recording will read: kernels are compiled for their alignment
                 return fn(*args) if recording is None else fn(*recording.inputs)
             stays = self._feed(recording, leaves)
-            if recording.replay is None and not self._record(recording, fn):
+            if recording.replay is None and not self._record(recording, name, fn):
                 return fn(*args)
             if stays:
                 recording.args = tuple(args)
@@ -133,14 +133,14 @@ class GraphRunner(ABC):
         variants.append(recording)
         return recording
 
-    def _record(self, recording: Recording, fn: Callable[..., Any]) -> bool:
+    def _record(self, recording: Recording, name: Any, fn: Callable[..., Any]) -> bool:
         """Capture; False where that failed, and the launch runs as it is from then on."""
-        if self._refused.get(_identity(fn)):
+        if self._refused.get(name):
             return False
         try:
             recording.replay, recording.outputs = self.capture(fn, recording.inputs)
         except RuntimeError as error:
-            self._refused[_identity(fn)] = True
+            self._refused[name] = True  # of joined launches, this sequence alone
             _LOG.warning("%s could not be recorded and runs as it is: %s", _name(fn), error)
             return False
         self.num_captures += 1

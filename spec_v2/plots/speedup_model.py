@@ -70,7 +70,7 @@ def speedup_model(report: Mapping[str, Any] | str | Path, *, ax: Axes | None = N
     if unit == "tokens/s":
         ax.set_xscale("log")
     else:
-        ax.set_xlim(left=0)
+        ax.set_xlim(0, 1.08 * max(max(pair.predicted, pair.greatest, 1.0) for pair in pairs))  # rings whole
         ax.axvline(1, color=ink, linewidth=1, linestyle="--", alpha=0.7)
     heading(ax, f"Predicted and measured: {unit}")
     ring = Line2D([], [], color=VERMILLION, marker="o", mfc="none", ls="", markersize=9, label="predicted")

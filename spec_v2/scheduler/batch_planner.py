@@ -151,6 +151,8 @@ class BatchPlanner:
         if not self.waiting or not self.cache.rows.num_free or (self.is_short and self.live):
             return None
         req = self.waiting[0]
+        if self.live and (req.on_trial or next(iter(self.live.values())).on_trial):
+            return None  # whoever is on trial runs alone
         req.fill_ids = req.prompt_ids + tuple(req.output_ids)
         prefix = self.cache.prefix.match(req.fill_ids)
         num_cached = len(prefix) * self.cache.pages.page_size
@@ -167,8 +169,8 @@ class BatchPlanner:
             self.cache.prefix.unlock(prefix)
             return None
         self.is_short = False
+        self.live[req.request_id] = req  # first: at any time a request is in one of both
         self.waiting.popleft()
-        self.live[req.request_id] = req
         req.row = self.cache.rows.alloc()
         req.cached_path = prefix
         req.pages = [node.page for node in prefix]
@@ -280,12 +282,19 @@ class BatchPlanner:
     def retract(self, req: Request) -> None:
         """Take a running request's memory; it waits, first in line, and goes on from the tokens the host knows."""
         self.keep_prefix(req)
+        self.put_back(req)
+        self.is_short = True
+
+    def put_back(self, req: Request) -> None:
+        """The same for another reason than a full pool, and what it has computed is shared with nobody."""
         self.release(req)
-        del self.live[req.request_id]
         req.epoch += 1  # what is in flight for it is dropped when it lands
         req.num_in_flight = 0
         self.waiting.appendleft(req)
-        self.is_short = True
+        del self.live[req.request_id]
+        running = self.running_batch
+        if running is not None and req in running.reqs:  # else it would be in there twice when it comes back
+            running.select([i for i, other in enumerate(running.reqs) if other is not req], self.pin)
 
     def keep_prefix(self, req: Request) -> None:
         """Let others share the pages whose KV is final: up to the newest token that the host knows and, of those in
@@ -304,13 +313,13 @@ class BatchPlanner:
         self.cache.rows.free(req.row)
         for _, row in req.snapshots:
             self.cache.snapshots.free(row)
-        req.pages, req.cached_path, req.snapshots, req.row = [], [], [], 0
-        req.kv_committed_len = req.kv_allocated_len = req.num_unread = 0
+        req.disown()
 
     def finish(self, req: Request) -> None:
         """A request has its finish reason: give everything back."""
         if req.row:
-            self.keep_prefix(req)
+            if req.error is None:  # what a failed request has computed is shared with nobody
+                self.keep_prefix(req)
             self.release(req)
             del self.live[req.request_id]
             self.is_short = False
@@ -319,17 +328,30 @@ class BatchPlanner:
         if req is self.chunked:
             self.chunked = None
 
-    def clear(self) -> None:
-        """Give up all requests and forget all prefixes.
+    def try_first(self) -> None:
+        """Whoever is on trial goes before the others that wait."""
+        self.waiting = deque(sorted(self.waiting, key=lambda req: not req.on_trial))
 
-        Nothing is undone piece by piece: an interrupt may come between any two lines, and after an error nobody
-        knows which KV was written. So all owners are forgotten at once.
+    def put_back_all(self) -> None:
+        """All requests that have not finished wait, to go on from the tokens the host knows.
+
+        Nothing is undone piece by piece: an error or interrupt may come between any two lines, and after it nobody
+        knows which KV was written. So all owners and all prefixes are forgotten at once.
         """
-        for req in [*self.live.values(), *self.waiting]:
-            req.finish_reason = req.finish_reason or "abort"
-            req.pages, req.cached_path, req.snapshots, req.row = [], [], [], 0
+        everyone = {id(req): req for req in (*self.live.values(), *self.waiting)}.values()
+        for req in everyone:
+            req.disown()
+            req.epoch += 1
+            req.num_in_flight = 0
+        self.waiting = deque(req for req in everyone if not req.finished)
+        self.try_first()
         self.live.clear()
-        self.waiting.clear()
         self.running_batch = self.last_batch = self.chunked = None
         self.is_short = False
         self.cache.forget_owners()
+
+    def clear(self) -> None:
+        """Give up all requests."""
+        for req in (*self.live.values(), *self.waiting):
+            req.finish_reason = req.finish_reason or "abort"
+        self.put_back_all()

@@ -1,11 +1,12 @@
 """Commit: what a step emitted becomes the requests' output, and finished requests give everything back."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from spec_v2.adaptive_policy import StepObservation
 from spec_v2.observability.step_log import StepLog
 from spec_v2.scheduler.batch_planner import BatchPlanner
+from spec_v2.scheduler.recovery import acquit
 from spec_v2.scheduler.schedule_batch import GenerationBatchResult, Request, ScheduleBatch
 from spec_v2.types import TokenLogprobs, TreeShape
 
@@ -37,6 +38,7 @@ class BatchResultProcessor:
         self._landed_at = landed_at
         accept_lens, draft_depths = host.accept_lens.tolist(), host.draft_depths.tolist()
         predict, match_lens = host.predict.tolist(), host.match_lens.tolist()
+        has_numbers = host.has_numbers.tolist()
         finished: list[Request] = []
         live: list[int] = []
         for i, req in enumerate(batch.reqs):
@@ -47,11 +49,18 @@ class BatchResultProcessor:
             req.num_in_flight -= 1
             if req.finish_reason is not None:  # it finished while this step was in flight
                 continue
+            if not has_numbers[i]:
+                if batch.forward_mode.is_extend():
+                    self._end_without_numbers(req)
+                    finished.append(req)
+                else:  # a draft may have done it: a prefill has none
+                    self._planner.put_back(req)
+                continue
             if batch.shape is not None:
                 live.append(i)
                 self._note_decode(req, batch.shape, accept_lens[i], draft_depths[i], match_lens[i])
             before = len(req.output_ids)
-            req.commit(predict[i][: accept_lens[i]])
+            _commit(req, predict[i][: accept_lens[i]])
             req.step_lens.append(len(req.output_ids) - before)
             if self.step_log is not None and result.noted is not None:
                 self.step_log.note(result.step, req.request_id, result.noted.get(), i, req.step_lens[-1])
@@ -62,6 +71,8 @@ class BatchResultProcessor:
                 finished.append(req)
             elif batch.forward_mode.is_extend():
                 self._planner.keep_prefix(req)
+            elif req.on_trial:
+                acquit(self._planner, req)
         if live and batch.shape is not None and self._planner.shapes.policy is not None:
             step = StepObservation(
                 shape=batch.shape,
@@ -73,6 +84,15 @@ class BatchResultProcessor:
             )
             self._planner.shapes.policy.observe(step)
         return finished
+
+    def _end_without_numbers(self, req: Request) -> None:
+        args = self._planner.server_args
+        req.fail(
+            f"model_path={args.model_path}: its logits were NaN or infinite after {len(req.output_ids)} tokens of output; "
+            f"look for a damaged checkpoint, or take a dtype of more range than dtype={args.dtype} (--dtype bfloat16 or "
+            "--dtype float32)"
+        )
+        self._planner.finish(req)
 
     def _note_decode(
         self, req: Request, shape: TreeShape, accept_len: int, draft_depth: int, match_len: int
@@ -106,3 +126,15 @@ class BatchResultProcessor:
         ids, values = logprobs.top_ids[i, :count, :num_top], logprobs.top[i, :count, :num_top]
         for row_ids, row_values in zip(ids.tolist(), values.tolist(), strict=True):
             req.top_logprobs.append(dict(zip(row_ids, row_values, strict=True)))
+
+
+def _commit(req: Request, tokens: Sequence[int]) -> None:
+    """Append tokens and look for stops. An error there is the request's own: a tokenizer that fails on its text."""
+    try:
+        req.commit(tokens)
+    except Exception as error:  # noqa: BLE001 - the tokenizer's, whatever it is
+        _LOG.warning("request %d ended: looking for its stop strings failed", req.request_id, exc_info=error)
+        req.fail(
+            f"stop={req.params.stop!r}: the tokenizer failed on token {len(req.output_ids)} of the output, "
+            f"{type(error).__name__}: {error}; use stop_token_ids, or mend the tokenizer"
+        )

@@ -49,6 +49,10 @@ class Request:
     top_logprobs: list[dict[int, float]] = field(default_factory=list)
     finish_reason: str | None = None
     matched_stop: int | str | None = None
+    error: str | None = None  # why it ended, where the reason is "error"
+    num_failures: int = 0  # failed steps that it was part of, lately
+    failed_at: int = 0  # tokens of its output at the last of them
+    on_trial: bool = False  # it runs alone, to see whether it is what fails
     fill_ids: tuple[int, ...] = ()  # what its prefill runs: the prompt, and after a retraction its output
     row: int = 0
     pages: list[int] = field(default_factory=list)
@@ -76,6 +80,15 @@ class Request:
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+    def fail(self, error: str) -> None:
+        """End with finish_reason "error". What it has said stays said."""
+        self.finish_reason, self.error = "error", error
+
+    def disown(self) -> None:
+        """Forget what it owned, for whoever has taken it back."""
+        self.pages, self.cached_path, self.snapshots, self.row = [], [], [], 0
+        self.kv_committed_len = self.kv_allocated_len = self.num_unread = 0
 
     def is_finishing(self) -> bool:
         """True where the steps in flight reach `max_new_tokens` for certain: each emits at least one token."""

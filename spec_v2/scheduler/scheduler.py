@@ -17,6 +17,7 @@ from spec_v2.observability.trace import Trace
 from spec_v2.scheduler.batch_planner import BatchPlanner
 from spec_v2.scheduler.batch_result_processor import BatchResultProcessor
 from spec_v2.scheduler.future_map import FutureMap, resolve_forward_inputs
+from spec_v2.scheduler.recovery import accuse
 from spec_v2.scheduler.sampling_batch_info import host_tensor
 from spec_v2.scheduler.schedule_batch import GenerationBatchResult, Request, ScheduleBatch
 from spec_v2.scheduler.step_shapes import StepShapes
@@ -48,6 +49,7 @@ class Scheduler:
         trace: Trace,
         shapes: StepShapes,
         capture_sizes: Sequence[int] = (),
+        survives_errors: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.server_args = server_args
@@ -63,6 +65,10 @@ class Scheduler:
         self.result_queue: deque[tuple[ScheduleBatch, GenerationBatchResult]] = deque()
         self.batch_record_buf: deque[Any] = deque(maxlen=2)
         self.num_steps_launched = 0
+        self.survives_errors = survives_errors
+        self.num_failures = 0  # failed steps that it has survived
+        self.is_unclean = False  # an interrupt came while it was giving up
+        self._suspects: Sequence[Request] | None = None  # requests of the step that the host is busy with
         self._abort_ids: set[int] = set()
 
     # -- the two schedules: the same calls in another order ---------------------------------------------
@@ -82,11 +88,20 @@ class Scheduler:
             yield self.process_batch_result(*previous) if previous is not None else []
 
     def event_loop(self) -> Iterator[list[Request]]:
-        """The loop that `disable_overlap_schedule` selects."""
+        """The loop that `disable_overlap_schedule` selects, begun again after a failed step."""
         sync = self.server_args.disable_overlap_schedule
         self.forward_stream.take_cores()
         try:
-            yield from self.event_loop_normal() if sync else self.event_loop_overlap()
+            while True:
+                try:
+                    yield from self.event_loop_normal() if sync else self.event_loop_overlap()
+                    return
+                except Exception as error:
+                    if not self.survives_errors:
+                        raise
+                    yield self.start_over(error)
+                    if not self.has_requests:  # else an error of planning would come again for nobody
+                        return
         finally:
             self.forward_stream.release_cores()
 
@@ -94,6 +109,7 @@ class Scheduler:
 
     def run_batch(self, batch: ScheduleBatch, *, overlap: bool) -> GenerationBatchResult:
         """Launch one step of `batch` and leave the batch as it was, but for what is re-applied below."""
+        self._suspects = batch.reqs
         step, launched_at = self._begin_step(), self.clock()
         if batch.shape is not None:
             self.trace.note_setting(step.index, batch.shape.setting)
@@ -162,6 +178,7 @@ class Scheduler:
 
     def process_batch_result(self, batch: ScheduleBatch, result: GenerationBatchResult) -> list[Request]:
         """Wait for the step's results on the host and commit them. Returns the requests that finished."""
+        self._suspects = batch.reqs
         with self.trace.span("host", "process", result.step):
             return self.processor.process(batch, result)
 
@@ -217,6 +234,7 @@ class Scheduler:
 
     def get_next_batch_to_run(self) -> ScheduleBatch | None:
         """The batch of the next step, or None where nothing is to be launched."""
+        self._suspects = None
         with self.trace.span("host", "schedule", self.num_steps_launched):
             if self._abort_ids:
                 self._end_aborted()
@@ -233,18 +251,51 @@ class Scheduler:
             req.finish_reason = "abort"
             self.planner.finish(req)
 
+    def fail_now(self, req: Request, error: str) -> None:
+        """End a request between two steps with finish_reason "error"."""
+        is_running = not req.finished
+        req.fail(error)
+        if is_running:
+            self.planner.finish(req)
+
     @property
     def has_requests(self) -> bool:
         """True where some request is running or waiting."""
         return bool(self.planner.live or self.planner.waiting)
 
-    # -- giving up -----------------------------------------------------------------------------------------
+    # -- after errors --------------------------------------------------------------------------------------
+
+    def start_over(self, error: Exception) -> list[Request]:
+        """A step has failed: all go on from their committed tokens. Returns the request that is to blame, if one is."""
+        self._drain()
+        self.num_failures += 1
+        suspects = self._suspects
+        if suspects is None:  # it was to be decided who runs
+            suspects = [*self.planner.live.values()] or [*self.planner.waiting][:1]
+        guilty = accuse([req for req in suspects if not req.finished], error)
+        self.planner.put_back_all()
+        self._forget_steps()
+        return [] if guilty is None else [guilty]
 
     def abort_all(self) -> None:
-        """Drain the streams, then free what every request owns. The scheduler is as new afterwards."""
+        """Drain the streams, then free what every request owns. The scheduler is as new afterwards.
+
+        Of two interrupts the second one may come in here: then nobody waits for what is in flight, whose slots the next
+        owner writes after it. Where it leaves something undone, `is_unclean` says so, and it is to be called again.
+        """
+        self.is_unclean = True
+        try:
+            self._drain()
+        finally:
+            self.planner.clear()
+            self._forget_steps()
+            self.is_unclean = False
+
+    def _drain(self) -> None:
         self.forward_stream.synchronize()
         self.copy_stream.synchronize()
-        self.planner.clear()
+
+    def _forget_steps(self) -> None:
         self.result_queue.clear()
         self.batch_record_buf.clear()
         self._begin_step()  # a failed step must not poison what comes next
@@ -252,7 +303,7 @@ class Scheduler:
 
 def pack_for_host(verdict: Verdict) -> PackedVerdict:
     """What the host commits, the integers in one piece, so that a step needs one download."""
-    columns = (verdict.accept_lens, verdict.draft_depths, verdict.match_lens)
+    columns = (verdict.accept_lens, verdict.draft_depths, verdict.match_lens, verdict.has_numbers.long())
     return PackedVerdict(
         integers=torch.cat([verdict.predict, torch.stack(columns, 1)], 1), logprobs=verdict.logprobs
     )
@@ -279,10 +330,11 @@ def copy_to_host(packed: PackedVerdict) -> HostVerdict:
 
     integers, logprobs = download(packed.integers), packed.logprobs
     return HostVerdict(
-        predict=integers[:, :-3],
-        accept_lens=integers[:, -3],
-        draft_depths=integers[:, -2],
-        match_lens=integers[:, -1],
+        predict=integers[:, :-4],
+        accept_lens=integers[:, -4],
+        draft_depths=integers[:, -3],
+        match_lens=integers[:, -2],
+        has_numbers=integers[:, -1],
         logprobs=TokenLogprobs(
             chosen=download(logprobs.chosen), top=download(logprobs.top), top_ids=download(logprobs.top_ids)
         ),

@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+SECONDS_BETWEEN_LOOKS = 0.5  # whether the thread that one waits for still lives
 
 
 @runtime_checkable
@@ -88,17 +89,20 @@ def _call(fn: Callable[..., T], args: tuple[Any, ...], graphs: Graphs | None) ->
 
 
 class CpuEvent:
-    __slots__ = ("_flag", "_step")
+    """`stream`: whose thread reaches it. Nobody waits for one that has died: then the event's step has failed."""
 
-    def __init__(self, step: Step) -> None:
+    __slots__ = ("_flag", "_step", "_stream")
+
+    def __init__(self, step: Step, stream: "CpuStream | None" = None) -> None:
         self._flag = threading.Event()
         self._step = step
+        self._stream = stream
 
     def reach(self) -> None:
         self._flag.set()
 
     def synchronize(self) -> None:
-        self._flag.wait()
+        self.wait()
         if self._step.error is not None:
             raise self._step.error
 
@@ -106,7 +110,11 @@ class CpuEvent:
         return self._flag.is_set()
 
     def wait(self) -> None:
-        self._flag.wait()
+        while not self._flag.wait(SECONDS_BETWEEN_LOOKS):
+            if self._stream is not None and self._stream.has_died():
+                died = RuntimeError(f"the thread of the {self._stream.name} stream has died")
+                self._step.error = self._step.error or died
+                return
 
 
 class CpuStream:
@@ -120,9 +128,16 @@ class CpuStream:
         self._trace = trace
         self._num_threads = num_threads
         self._waiting = Waiting()
+        self._start()
+
+    def _start(self) -> None:
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, name=f"spec_v2-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name=f"spec_v2-{self.name}", daemon=True)
         self._thread.start()
+
+    def has_died(self) -> bool:
+        """Whether its thread has ended though nobody closed it."""
+        return not self._thread.is_alive()
 
     def launch(self, fn: Callable[..., T], /, *args: Any, label: str = "") -> Pending[T]:
         step, pending = self.step, Pending[T](self.step)
@@ -145,7 +160,7 @@ class CpuStream:
 
     def record_event(self) -> CpuEvent:
         self._run_waiting()
-        event = CpuEvent(self.step)
+        event = CpuEvent(self.step, self)
         self._queue.put(event.reach)
         return event
 
@@ -154,11 +169,16 @@ class CpuStream:
         self._queue.put(event.wait)
 
     def synchronize(self) -> None:
-        """Block until everything launched so far has run. Raises nothing: errors belong to their step."""
+        """Block until everything launched so far has run. Raises nothing: errors belong to their step.
+
+        A thread that has died is followed by a new one; what it has not run is dropped with the steps that failed.
+        """
         self._run_waiting()
-        event = CpuEvent(Step(-1))
+        event = CpuEvent(Step(-1), self)
         self._queue.put(event.reach)
         event.wait()
+        if self.has_died():
+            self._start()
 
     def owns_current_thread(self) -> bool:
         return threading.current_thread() is self._thread
@@ -199,8 +219,10 @@ class CpuStream:
                 self.on_run(label, step.index)
             with self._trace.span(self.name, label, step.index):
                 pending.set(_call(fn, args, graphs))
-        except BaseException as error:  # noqa: BLE001 - kept for the host, which raises it again
+        except Exception as error:  # noqa: BLE001 - kept for the host, which raises it again
             step.error = error
+        except BaseException as error:  # noqa: BLE001 - what ends a thread is no reason to end the host's
+            step.error = RuntimeError(f"{error!r} in {label or 'a launch'} of the {self.name} stream")
 
 
 class DeviceEvent:

@@ -33,7 +33,7 @@ def remember(unread: Unread, inputs: StepInputs, verdict: Verdict) -> NextDraft:
 
 def forget(unread: Unread, rows: Int[Tensor, " b"]) -> None:
     """Rows whose prompts the draft model is about to read have nothing left to be read."""
-    unread.lens[rows.to(unread.lens.device, non_blocking=True)] = 0
+    unread.lens.index_fill_(0, rows.to(unread.lens.device, non_blocking=True), 0)
 
 
 def catch_up(
@@ -60,7 +60,7 @@ def catch_up(
     )
     before = replace(inputs, seq_lens=inputs.seq_lens - counts)
     found, given = draft_extend(draft, cache, before, tokens, *rest), inputs.next_draft
-    unread.lens[rows] = 0
+    unread.lens[rows] = torch.zeros_like(counts)  # a number would be uploaded, which no CUDA graph may do
     missed = (counts > 0)[:, None]
     next_draft = NextDraft(
         topk_p=torch.where(missed, found.topk_p, given.topk_p),

@@ -6,7 +6,7 @@ Also the target's side of a prefill, which is the same question asked of a promp
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spec_v2.kernels.adjust_logits import TokenCounts, adjust_logits
@@ -104,9 +104,19 @@ def verify(
         new_seq_lens=path.new_seq_lens,
         draft_depths=path.draft_depths,
         match_lens=tree.match_lens,
+        has_numbers=has_numbers(logits, accept_index),
         hidden_states=path.hidden_states,
         logprobs=token_logprobs(logits, accept_index, predict, info.num_logprobs),
     )
+
+
+def has_numbers(logits: Float[Tensor, "b n v"], accept_index: Int[Tensor, "b w"]) -> Bool[Tensor, " b"]:
+    """Whether the target's logits make sense all along the accepted path. A node off the path may have any.
+
+    The largest of a node's logits tells: one NaN makes it NaN, an overflow infinite, and no number at all -infinity.
+    """
+    largest = logits.amax(-1).gather(1, accept_index.clamp(min=0))  # past the path the root's, once more
+    return (largest.abs() < torch.inf).all(1)
 
 
 def token_logprobs(
@@ -183,6 +193,7 @@ def prefill_target(
         new_seq_lens=seq_lens,
         draft_depths=torch.zeros_like(seq_lens),
         match_lens=torch.zeros_like(seq_lens),
+        has_numbers=has_numbers(logits, torch.zeros_like(bonus)),
         hidden_states=hidden[last][:, None],
         logprobs=token_logprobs(logits, torch.zeros_like(bonus), bonus, info.num_logprobs),
     )

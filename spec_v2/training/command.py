@@ -267,10 +267,10 @@ def _kinds(text: str) -> tuple[str, ...]:
 def _load(options: argparse.Namespace, *, for_engine: bool) -> "LoadedModel":
     import torch
 
-    from spec_v2.engine import _device
+    from spec_v2.engine_parts import open_device
     from spec_v2.models.loader import load_model
 
-    device = _device(options.device)
+    device = open_device(options.device)
     dtype = options.dtype
     if dtype == "auto":
         dtype = "bfloat16" if for_engine or device.type == "cuda" else "float32"

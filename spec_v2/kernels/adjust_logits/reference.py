@@ -61,8 +61,8 @@ class TokenCounts:
         rows, prompt_rows, prompt_tokens, output_rows, output_tokens = (
             t.to(self._device, non_blocking=True) for t in host
         )
-        self.in_prompt[rows] = False
-        self.in_output[rows] = 0
+        self.in_prompt.index_fill_(0, rows, False)
+        self.in_output.index_fill_(0, rows, 0)
         yes = torch.ones((), dtype=torch.bool, device=self._device)
         self.in_prompt.index_put_((prompt_rows, prompt_tokens), yes)
         self.in_output.index_put_((output_rows, output_tokens), yes.int(), accumulate=True)
