@@ -21,6 +21,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SCREENSHOTS = Path(__file__).parent / "screenshots"  # git ignores it
 NEEDED = ("jupyterlab", "ipywidgets", "playwright")
+OPEN_SECONDS = 120
 RUN_SECONDS = 900  # for all cells of a notebook, on a busy machine of two cores
 SWITCHES = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage",
@@ -168,7 +169,7 @@ class Lab:
 
     def open(self, name):
         self.page.goto(f"{self.url}/lab/tree/{name}?reset")
-        self.page.wait_for_selector(".jp-NotebookPanel .jp-Notebook .jp-Cell")
+        self.page.wait_for_selector(".jp-NotebookPanel .jp-Notebook .jp-Cell", timeout=OPEN_SECONDS * 1000)
         self.page.evaluate(
             """async () => { await window.jupyterapp.started;
             const w = window.jupyterapp.shell.currentWidget; await w.context.ready; await w.sessionContext.ready; }"""
@@ -179,7 +180,10 @@ class Lab:
         from nbformat import v4
 
         cells = [v4.new_code_cell(source) for source in sources]
-        (self.served / name).write_text(json.dumps(v4.new_notebook(cells=cells)))
+        # without a named kernel JupyterLab asks for one in a dialog
+        metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+        stored = v4.new_notebook(cells=cells, metadata=metadata)
+        (self.served / name).write_text(json.dumps(stored))
         self.open(name)
 
     def command(self, name, **args):
@@ -231,7 +235,8 @@ class Lab:
                 return nb.scrollHeight; }"""
             )
             self.page.set_viewport_size({"width": 1280, "height": min(height + 120, 16_000)})
-            self.page.wait_for_timeout(700)  # the theme's style sheet and the layout settle
+            self.page.wait_for_timeout(1000)  # the theme's style sheet and the layout settle
+            self.page.screenshot()  # the first one after a change of size lacks what was out of sight
             self.page.screenshot(path=SCREENSHOTS / f"{name}-{theme.lower()}.png")
 
 
