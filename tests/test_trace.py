@@ -5,7 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from spec_v2.observability.trace import LANES, Trace, read_perfetto
+from spec_v2.observability import trace as trace_module
+from spec_v2.observability.trace import LANES, Span, Trace, read_perfetto
 from tests.harness import CHAIN
 from tests.scheduling_helpers import greedy, scene_engine
 from tests.tiny_models import llama
@@ -181,6 +182,59 @@ def test_arrows_lead_from_a_launch_to_its_run_its_copy_and_its_processing(engine
         if lanes[end["tid"]] == "host":
             assert under(end) == "process"
     assert legs == {("host", "forward"), ("forward", "copy"), ("copy", "host")}
+
+
+def open_spans(spans, event):
+    """The spans of its lane that Perfetto has open, in whole nanoseconds, when it meets `event`."""
+    now = int(event["ts"] * 1e3)
+    starts = [(int(s["ts"] * 1e3), int(s["dur"] * 1e3), s) for s in spans if s["tid"] == event["tid"]]
+    return [s for start, took, s in starts if start <= now < start + took]
+
+
+def test_the_file_keeps_to_the_trace_event_format(engine, tmp_path):
+    events = json.loads(engine.trace.to_perfetto(tmp_path / "trace.json").read_text())["traceEvents"]
+    heads = [e for e in events if e["ph"] == "M"]
+    assert events[: len(heads)] == heads, "names come first"
+    assert [e["args"]["name"] for e in heads if e["name"] == "process_name"] == ["spec_v2 engine"]
+    order = {e["tid"]: e["args"]["sort_index"] for e in heads if e["name"] == "thread_sort_index"}
+    names = {e["tid"]: e["args"]["name"] for e in heads if e["name"] == "thread_name"}
+    assert [names[tid] for tid in sorted(order, key=order.get)] == list(LANES)
+    assert not {e["pid"] for e in events} & set(names), "Perfetto calls such a thread the main thread"
+    timed = events[len(heads) :]
+    assert {e["ph"] for e in timed} == {"X", "C", "s", "f"}
+    assert [e["ts"] for e in timed] == sorted(e["ts"] for e in timed)
+    for event in timed:
+        assert event["ts"] >= 0
+        assert event["name"]
+        assert event["ph"] != "X" or event["dur"] >= 0
+        assert event["ph"] != "C" or all(isinstance(value, int) for value in event["args"].values())
+
+
+def test_both_ends_of_an_arrow_lie_in_spans_that_are_open_then(engine, tmp_path):
+    events = json.loads(engine.trace.to_perfetto(tmp_path / "trace.json").read_text())["traceEvents"]
+    spans = [e for e in events if e["ph"] == "X"]
+    arrows = [e for e in events if e["ph"] in "sf"]
+    assert len({(e["id"], e["ph"]) for e in arrows}) == len(arrows) > 20
+    for end in arrows:
+        step = int(end["name"].removeprefix("step "))
+        assert [s["args"]["step"] for s in open_spans(spans, end)] == [step], end
+    first = {}
+    for place, event in enumerate(events):
+        if event["ph"] == "X":
+            first.setdefault((event["tid"], event["args"]["step"]), place)
+        elif event["ph"] in "sf":  # a reader that goes through the file once has met the span
+            assert first[event["tid"], int(event["name"].removeprefix("step "))] < place
+
+
+@pytest.mark.parametrize("lead", [0.0, 5.0, 60.0])
+def test_an_arrow_between_spans_of_two_clocks_stays_within_both(lead):
+    """A card's clock and the host's differ by some microseconds, so an effect may seem to come first."""
+    cause = Span("forward", "pack", 3, 100.0, 20.0)
+    effect = Span("copy", "copy", 3, 120.0 - lead, 8.0)
+    leaves, arrives = trace_module._flow(0, 3, cause, effect)
+    assert cause.start_us <= leaves["ts"] < cause.start_us + cause.duration_us or lead == 60
+    assert effect.start_us <= arrives["ts"] < effect.start_us + effect.duration_us
+    assert leaves["ts"] <= arrives["ts"]
 
 
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])

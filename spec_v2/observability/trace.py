@@ -101,13 +101,16 @@ class Trace:
         A path that ends in .gz is compressed, which Perfetto reads too. `steps`: these only. `notes`: kept in the
         file, beside the events.
         """
-        events: list[dict[str, Any]] = [
+        heads: list[dict[str, Any]] = [
+            {"ph": "M", "pid": PROCESS, "name": "process_name", "args": {"name": "spec_v2 engine"}}
+        ]
+        heads += [
             {"ph": "M", "pid": PROCESS, "tid": tid, "name": name, "args": value}
             for lane, tid in THREADS.items()
             for name, value in (("thread_name", {"name": lane}), ("thread_sort_index", {"sort_index": tid}))
         ]
         spans = [s for s in self.spans() if steps is None or s.step in steps]
-        events += [
+        events: list[dict[str, Any]] = [
             {
                 "ph": "X",
                 "pid": PROCESS,
@@ -130,8 +133,9 @@ class Trace:
             for _, ns, setting in list(self._settings)
         ]
         events += _flow_events(spans)
+        events.sort(key=lambda e: e["ts"])  # stable: a span is there before the arrows that begin with it
         path = Path(path)
-        kept = {"traceEvents": events, "displayTimeUnit": "ms"} | (
+        kept = {"traceEvents": heads + events, "displayTimeUnit": "ms"} | (
             {"otherData": dict(notes)} if notes else {}
         )
         data = json.dumps(kept).encode()
@@ -189,13 +193,23 @@ def _flow_events(spans: Sequence[Span]) -> list[dict[str, Any]]:
 
 
 def _flow(number: int, step: int, start: Span, end: Span) -> Iterable[dict[str, Any]]:
-    """One arrow. Its ends lie within the spans that they belong to, in order of time."""
-    leaves = start.start_us if start.name == "launch" else start.start_us + start.duration_us
-    arrives = max(end.start_us, leaves)
+    """One arrow. Its ends lie within the spans that they belong to, in order of time.
+
+    Perfetto binds an end to the span that is open at its time, and a span is closed at its last moment. So an arrow that
+    leaves at the end leaves just before it.
+    """
+    arrives = max(end.start_us, start.start_us if start.name == "launch" else _last_moment(start))
+    arrives = min(arrives, _last_moment(end))
+    leaves = start.start_us if start.name == "launch" else min(_last_moment(start), arrives)
     name = f"step {step}"
     for ph, s, ts in (("s", start, leaves), ("f", end, arrives)):
         event = {"ph": ph, "pid": PROCESS, "tid": THREADS[s.lane], "ts": ts, "id": number, "cat": "step"}
         yield event | {"name": name} | ({"bp": "e"} if ph == "f" else {})
+
+
+def _last_moment(span: Span) -> float:
+    """A time within the span, close to its end; Perfetto counts nanoseconds."""
+    return span.start_us + max(span.duration_us - 0.01, span.duration_us / 2)
 
 
 def read_perfetto(path: str | Path) -> list[Span]:

@@ -21,7 +21,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SCREENSHOTS = Path(__file__).parent / "screenshots"  # git ignores it
 NEEDED = ("jupyterlab", "ipywidgets", "playwright")
+OPEN_SECONDS = 120
 RUN_SECONDS = 900  # for all cells of a notebook, on a busy machine of two cores
+# Folds the side bar, scrolls to the top, and says how tall all cells are together.
+MEASURE = """async () => { const app = window.jupyterapp; app.shell.collapseLeft();
+const panel = app.shell.currentWidget.node; panel.querySelector('.jp-WindowedPanel-outer').scrollTop = 0;
+await new Promise(done => setTimeout(done, 500));
+const cells = [...panel.querySelectorAll('.jp-Cell')].map(cell => cell.getBoundingClientRect());
+return cells.at(-1).bottom - cells[0].top; }"""
 SWITCHES = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
@@ -168,7 +175,7 @@ class Lab:
 
     def open(self, name):
         self.page.goto(f"{self.url}/lab/tree/{name}?reset")
-        self.page.wait_for_selector(".jp-NotebookPanel .jp-Notebook .jp-Cell")
+        self.page.wait_for_selector(".jp-NotebookPanel .jp-Notebook .jp-Cell", timeout=OPEN_SECONDS * 1000)
         self.page.evaluate(
             """async () => { await window.jupyterapp.started;
             const w = window.jupyterapp.shell.currentWidget; await w.context.ready; await w.sessionContext.ready; }"""
@@ -179,7 +186,10 @@ class Lab:
         from nbformat import v4
 
         cells = [v4.new_code_cell(source) for source in sources]
-        (self.served / name).write_text(json.dumps(v4.new_notebook(cells=cells)))
+        # without a named kernel JupyterLab asks for one in a dialog
+        metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+        stored = v4.new_notebook(cells=cells, metadata=metadata)
+        (self.served / name).write_text(json.dumps(stored))
         self.open(name)
 
     def command(self, name, **args):
@@ -222,16 +232,14 @@ class Lab:
             return json.load(answer)["content"]
 
     def screenshots(self, name):
-        """The whole notebook in the light and in the dark theme."""
+        """The whole notebook in the light and in the dark theme, without the file list."""
         SCREENSHOTS.mkdir(exist_ok=True)
+        height = self.page.evaluate(MEASURE)
+        self.page.set_viewport_size({"width": 1100, "height": min(int(height) + 180, 16_000)})
         for theme in ("Light", "Dark"):
             self.command("apputils:change-theme", theme=f"JupyterLab {theme}")
-            height = self.page.evaluate(
-                """() => { const nb = document.querySelector('.jp-NotebookPanel .jp-WindowedPanel-outer');
-                return nb.scrollHeight; }"""
-            )
-            self.page.set_viewport_size({"width": 1280, "height": min(height + 120, 16_000)})
-            self.page.wait_for_timeout(700)  # the theme's style sheet and the layout settle
+            self.page.wait_for_timeout(1000)  # the theme's style sheet and the layout settle
+            self.page.screenshot()  # the first one after a change of size lacks what was out of sight
             self.page.screenshot(path=SCREENSHOTS / f"{name}-{theme.lower()}.png")
 
 
@@ -246,7 +254,7 @@ def text_of(cell):
 
 @pytest.fixture
 def lab(browser, lab_url, served):
-    context = browser.new_context(viewport={"width": 1280, "height": 1400})
+    context = browser.new_context(viewport={"width": 1100, "height": 1400})
     opened = Lab(context.new_page(), lab_url, served)
     yield opened
     opened.page.evaluate(
