@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 import tomllib
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,8 +105,11 @@ def in_process(
                 limit = max(1, int(cpu_seconds))
                 resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5))
             status = run()
+        except BaseException:
+            traceback.print_exc()
         finally:
             sys.stdout.flush()
+            sys.stderr.flush()
             os._exit(int(status))
     deadline = time.monotonic() + wall_seconds
     while True:
@@ -132,7 +136,8 @@ def run_tests(root: Path, target: Target, source: str | None) -> int:
     os.chdir(root)
     if source is not None:
         install(root / target.path, source)
-    return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *target.args, *target.tests]))
+    quiet = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # of plugins that are imported already
+    return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *quiet, *target.args, *target.tests]))
 
 
 # -- all of them ---------------------------------------------------------------------------------------------
