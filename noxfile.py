@@ -191,5 +191,11 @@ def matrix(session: nox.Session) -> None:
     python(session, "-m", "pytest", *TWO_AT_A_TIME, "-m", "matrix", *session.posargs)
 
 
+@nox.session(venv_backend="none", requires=NEEDS, default=False)
+def mutation(session: nox.Session) -> None:
+    """Put small mistakes into the algorithmic core; a test must fail for each (hours; `-- --sample 60` for a part)."""
+    python(session, "-m", "tests.mutation", *session.posargs)
+
+
 if __name__ == "__main__":
     nox.main()

@@ -1,5 +1,6 @@
 """Names become models: what is accepted, what is refused and how, and the cache that others may be filling."""
 
+import errno
 import json
 import os
 import signal
@@ -377,6 +378,10 @@ def test_a_folder_is_built_once_and_is_private(build):
     assert not build(content="never written")
     assert (build.target / "file").read_text() == "weights"
     assert {p.stat().st_mode & 0o777 for p in (build.target, build.target.parent)} == {0o700}
+    files = [*build.target.iterdir(), build.target.parent / ".thing.lock"]
+    assert {p.name: p.stat().st_mode & 0o777 for p in files} == dict.fromkeys(
+        ("file", "stamp.json", ".thing.lock"), 0o600
+    )
 
 
 def test_a_stale_stamp_is_rebuilt(build):
@@ -402,12 +407,65 @@ def damage_no_stamp(target):
     (target / "stamp.json").unlink()
 
 
-@pytest.mark.parametrize("damage", [damage_truncate, damage_remove, damage_stamp, damage_no_stamp])
+def damage_odd_stamp(target):
+    (target / "stamp.json").write_text("[" * 100_000)
+
+
+def damage_other_stamp(target):
+    (target / "stamp.json").write_text("[1]")
+
+
+DAMAGES = [
+    damage_truncate,
+    damage_remove,
+    damage_stamp,
+    damage_no_stamp,
+    damage_odd_stamp,
+    damage_other_stamp,
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_folder_is_rebuilt(build, damage):
     build()
     damage(build.target)
     assert build()
     assert (build.target / "file").read_text() == "weights"
+
+
+def test_a_bit_that_flipped_is_noticed_said_once_and_put_right(build, caplog):
+    """The size is the same, so only the checksum tells."""
+    build()
+    (build.target / "file").write_text("weighty")
+    caplog.clear()
+    assert build()
+    assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
+        f"cache folder {build.target}: its files are not those that were written; building it again"
+    ]
+    assert (build.target / "file").read_text() == "weights"
+    caplog.clear()
+    assert not build()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
+        RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    ],
+    ids=["disk", "quota", "safetensors"],
+)
+def test_a_full_cache_says_so_and_leaves_nothing(build, error):
+    def fill(folder):
+        (folder / "file").write_text("half")
+        raise error
+
+    with pytest.raises(ValueError, match=r"cache folder .*(No space left|quota).*SPEC_V2_CACHE"):
+        gguf_cache.build_cached_folder(build.target, fill, {"format": "1"})
+    assert [p.name for p in build.target.parent.iterdir()] == [".thing.lock"]
+    assert build()
 
 
 def test_an_exception_while_building_leaves_nothing(build):

@@ -6,7 +6,9 @@ or not at all, whoever else is making it at the same time.
 """
 
 import contextlib
+import errno
 import functools
+import hashlib
 import importlib.metadata
 import importlib.util
 import json
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("spec_v2")
 _FORMAT = "1"  # raise it when `_convert` writes something else than before
 _STAMP_FILE = "stamp.json"
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,16 +88,23 @@ def build_cached_folder(target: Path, build: Callable[[Path], None], stamp: Mapp
 
     `build` gets an empty private folder, which takes its place as `target` only once complete: a crash leaves
     nothing that looks valid. Of several processes that call at once, one builds and the others wait for it.
-    Raises ValueError if the cache folder can't be written; what `build` raises is passed on.
+    Every file's checksum is kept: where one has changed since, a warning is logged and the folder built again.
+    Nobody but the user may read it. Raises ValueError if the cache folder can't be written or is full; what else
+    `build` raises is passed on.
     """
     if _is_current(target, stamp):
         return target
     from filelock import FileLock
 
     _make_private(target.parent)
-    with FileLock(target.parent / f".{target.name}.lock"):
-        if not _is_current(target, stamp):
-            _build_and_swap(target, build, stamp)
+    try:
+        with FileLock(target.parent / f".{target.name}.lock", mode=0o600):
+            if not _is_current(target, stamp, warn=True):
+                _build_and_swap(target, build, stamp)
+    except Exception as error:
+        if (reason := _no_room(error)) is None:
+            raise
+        raise ValueError(_unwritable(target.parent, reason)) from error
     return target
 
 
@@ -106,8 +116,11 @@ def _build_and_swap(target: Path, build: Callable[[Path], None], stamp: Mapping[
     partial.mkdir(mode=0o700)
     try:
         build(partial)
-        record = {"stamp": dict(stamp), "files": _sizes(partial)}
+        for path in partial.rglob("*"):
+            path.chmod(0o700 if path.is_dir() else 0o600)
+        record = {"stamp": dict(stamp), "files": _sizes(partial), "sha256": _digests(partial)}
         (partial / _STAMP_FILE).write_text(json.dumps(record, indent=1), encoding="utf-8")
+        (partial / _STAMP_FILE).chmod(0o600)
         if target.exists():
             target.rename(outdated)
         partial.rename(target)
@@ -116,17 +129,43 @@ def _build_and_swap(target: Path, build: Callable[[Path], None], stamp: Mapping[
         shutil.rmtree(outdated, ignore_errors=True)
 
 
-def _is_current(target: Path, stamp: Mapping[str, str]) -> bool:
+def _is_current(target: Path, stamp: Mapping[str, str], *, warn: bool = False) -> bool:
     try:
         record = json.loads((target / _STAMP_FILE).read_text(encoding="utf-8"))
-        # Sizes, because a full disk or a power cut can leave a stamp beside a truncated file.
-        return bool(record == {"stamp": dict(stamp), "files": _sizes(target)})
-    except (OSError, ValueError):
+        if not isinstance(record, dict) or record.get("stamp") != dict(stamp):
+            return False
+        # Sizes first, which cost nothing: a full disk or a power cut can leave a stamp beside a truncated file.
+        whole = record.get("files") == _sizes(target) and record.get("sha256") == _digests(target)
+    except (OSError, ValueError, RecursionError):
         return False
+    if not whole and warn:
+        _LOG.warning("cache folder %s: its files are not those that were written; building it again", target)
+    return whole
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.name != _STAMP_FILE}
+    return {path.name: path.stat().st_size for path in _files(folder)}
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """Against bytes that rot on the disk, not against somebody who can write there."""
+    found = {}
+    for path in _files(folder):
+        with path.open("rb") as file:
+            found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.iterdir()) if path.name != _STAMP_FILE]
+
+
+def _no_room(error: Exception) -> str | None:
+    """What the disk said, where it was the disk. safetensors has an error of its own, which tells it in words."""
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        return error.strerror
+    said = str(error).casefold()
+    return next((text for text in map(os.strerror, _NO_ROOM) if text.casefold() in said), None)
 
 
 def _make_private(folder: Path) -> None:
