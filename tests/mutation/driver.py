@@ -105,7 +105,7 @@ def in_process(
                 limit = max(1, int(cpu_seconds))
                 resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5))
             status = run()
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - a mutant may raise anything, and this child only reports
             traceback.print_exc()
         finally:
             sys.stdout.flush()
