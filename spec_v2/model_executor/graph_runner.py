@@ -71,6 +71,11 @@ class GraphRunner(ABC):
     def capture(self, fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Callable[[], None], Any]:
         """Record `fn(*args)` without keeping its effects; (replay, outputs), the same outputs at every replay."""
 
+    @property
+    def num_refused(self) -> int:
+        """Launches that could not be recorded and run as they are."""
+        return len(self._refused)
+
     def on_device(self, leaf: Tensor) -> bool:
         """Whether a recording could read it where it lies."""
         return leaf.device.type == self.device.type

@@ -102,6 +102,11 @@ class NpuGraphs:
         self.other = NpuGraphRunner(device, lens, pool, owned)
 
     @property
+    def num_refused(self) -> int:
+        """Launches that could not be recorded and run as they are."""
+        return sum(runner.num_refused for runner in (*self.runners.values(), self.other))
+
+    @property
     def num_captures(self) -> int:
         """Recordings of all runners."""
         return sum(runner.num_captures for runner in (*self.runners.values(), self.other))
